@@ -1,0 +1,292 @@
+package locker
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+const (
+	// detachedBound bounds work that runs on after its caller left: a release,
+	// the undo of an attempt.
+	detachedBound = 5 * time.Second
+
+	// minAttemptBound is how long a waiting Acquire gives one attempt at least
+	// before it abandons it and makes another one. Longer leases give longer: an
+	// answer that takes more than the lease is worth nothing.
+	minAttemptBound = 5 * time.Second
+
+	// maxInFlight bounds the requests that are under way for one purpose when
+	// the store does not answer and the driver cannot be interrupted.
+	maxInFlight = 2
+)
+
+// core is the one implementation of Locker: everything that is the same for every
+// store. One mutex guards all of it; the code holds it for short, straight pieces
+// and never over a call of the backend or the observer.
+type core struct {
+	b        Backend
+	info     Info
+	ttl      time.Duration
+	observer func(Event)
+
+	waker     Waker
+	queuer    Queuer
+	extender  Extender
+	batch     BatchRenewer
+	inspector Inspector
+	closer    Closer
+
+	// epoch is the zero of instant; asleep tells how long the machine has been
+	// suspended since it started.
+	epoch  time.Time
+	asleep func() time.Duration
+
+	// ctx ends when Close begins, and with it every wait and attempt.
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu    sync.Mutex
+	lines map[string]*line // one per key that is held, tried or waited for here
+	later later            // to be done when mu is free
+
+	plan  plan          // live holds by their next event
+	timer *time.Timer   // fires at the first of them
+	armed instant       // when it does; 0: it is not set
+	slept time.Duration // the machine's sleep when tick last looked
+
+	closing  bool
+	orphans  map[*hold]struct{} // lost by Close, not yet released by their holders
+	pending  int                // detached work under way
+	settled  chan struct{}      // made by Close; see settle
+	closed   chan struct{}      // closed when Close is done
+	closeErr error
+}
+
+var (
+	_ Locker    = (*core)(nil)
+	_ Inspector = (*core)(nil)
+)
+
+// instant is a time on the monotonic clock, counted from the Locker's making.
+type instant = time.Duration
+
+func (c *core) now() instant { return time.Since(c.epoch) }
+
+// New builds the Locker around a Backend. It is what the constructors of the
+// backends' packages call, and what a third party calls for its own. A nil cfg
+// stands for the defaults. It does no I/O.
+//
+// It is ErrInvalid if cfg breaks a documented rule, or if b declares a Capability
+// without implementing the interface that it stands for, or the other way round.
+//
+// The Locker has two more methods, found by assertion: Info() Info, and those of
+// Inspector, which are ErrUnsupported where the backend lacks them.
+func New(b Backend, cfg *Config) (Locker, error) {
+	if b == nil {
+		return nil, invalidf("no backend")
+	}
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	c := &core{
+		b:        b,
+		info:     b.Info(),
+		ttl:      cfg.TTL,
+		observer: cfg.Observer,
+		epoch:    time.Now(),
+		asleep:   machineSleep,
+		lines:    make(map[string]*line),
+		orphans:  make(map[*hold]struct{}),
+		closed:   make(chan struct{}),
+	}
+	if c.ttl == 0 {
+		c.ttl = DefaultTTL
+	}
+	if err := validTTL(c.ttl); err != nil {
+		return nil, err
+	}
+	if c.info.Local {
+		c.asleep = func() time.Duration { return 0 }
+	}
+	if err := c.findInterfaces(); err != nil {
+		return nil, err
+	}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	if p, ok := b.(LossPusher); ok {
+		p.OnLoss(c.lossReported)
+	}
+	return c, nil
+}
+
+func (c *core) findInterfaces() error {
+	c.waker, _ = c.b.(Waker)
+	c.queuer, _ = c.b.(Queuer)
+	c.extender, _ = c.b.(Extender)
+	c.batch, _ = c.b.(BatchRenewer)
+	c.inspector, _ = c.b.(Inspector)
+	c.closer, _ = c.b.(Closer)
+	_, pushesLoss := c.b.(LossPusher)
+
+	if c.info.Name == "" {
+		return invalidf("the backend %T has no name", c.b)
+	}
+	for _, want := range []struct {
+		cap Capability
+		has bool
+	}{
+		{CapWakeUp, c.waker != nil || c.queuer != nil},
+		{CapFIFO, c.queuer != nil},
+		{CapExtend, c.extender != nil},
+		{CapInspect, c.inspector != nil},
+		{CapPushLoss, pushesLoss},
+	} {
+		switch declared := c.info.Can.Has(want.cap); {
+		case declared && !want.has:
+			return invalidf("the backend %s declares %s but lacks its interface", c.info.Name, want.cap)
+		case !declared && want.has:
+			return invalidf("the backend %s has the interface for %s but does not declare it", c.info.Name, want.cap)
+		}
+	}
+	return nil
+}
+
+// Info describes the backend.
+func (c *core) Info() Info { return c.info }
+
+// Inspect implements Inspector.
+func (c *core) Inspect(ctx context.Context, key string) (Holding, error) {
+	if err := c.inspectable(key); err != nil {
+		return Holding{}, c.fail("inspect", key, err)
+	}
+	h, err := c.inspector.Inspect(ctx, key)
+	return h, c.fail("inspect", key, err)
+}
+
+// ForceRelease implements Inspector.
+func (c *core) ForceRelease(ctx context.Context, key, holder string) (bool, error) {
+	if err := c.inspectable(key); err != nil {
+		return false, c.fail("force release", key, err)
+	}
+	done, err := c.inspector.ForceRelease(ctx, key, holder)
+	return done, c.fail("force release", key, err)
+}
+
+func (c *core) inspectable(key string) error {
+	if c.inspector == nil {
+		return ErrUnsupported
+	}
+	return validKey(key)
+}
+
+// fail wraps an error with what it was about; nil stays nil.
+func (c *core) fail(op, key string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &Error{Op: op, Backend: c.info.Name, Key: key, Err: err}
+}
+
+func newOwner() string { return uuid.NewString() }
+
+// later collects what the code under c.mu wants done without it.
+type later struct {
+	events  []Event
+	watches []Watch
+}
+
+func (c *core) emit(e Event) {
+	if c.observer != nil {
+		c.later.events = append(c.later.events, e)
+	}
+}
+
+// unlock unlocks c.mu and does what was put off.
+func (c *core) unlock() {
+	l := c.later
+	c.later = later{}
+	c.mu.Unlock()
+	for _, w := range l.watches {
+		w.Close()
+	}
+	c.notify(l.events...)
+}
+
+// begin and end frame detached work, so that Close can wait for it. c.mu is held.
+func (c *core) begin() { c.pending++ }
+
+func (c *core) end() {
+	c.pending--
+	c.settle()
+}
+
+// detached makes the context of work that outlives its caller: the values stay,
+// the end is its own.
+func detached(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), detachedBound)
+}
+
+// undo gives back a grant that nobody holds: its outcome was unknown, or it came
+// too late. It returns at once; the work is detached and bounded, and the TTL is
+// the last resort.
+func (c *core) undo(ctx context.Context, g Grant) {
+	c.mu.Lock()
+	c.begin()
+	c.unlock()
+	work := func() {
+		ctx, cancel := detached(ctx)
+		defer cancel()
+		c.undoNow(ctx, g)
+		c.mu.Lock()
+		c.end()
+		c.unlock()
+	}
+	if c.info.Local {
+		work()
+		return
+	}
+	go work()
+}
+
+func (c *core) undoNow(ctx context.Context, g Grant) {
+	// "Not there" may mean "not there yet": on its own connection the undo can
+	// overtake the request that it undoes. Ask again before believing it.
+	unseen := []time.Duration{250 * time.Millisecond, time.Second}
+	if c.info.Local {
+		unseen = nil
+	}
+	var b backoff
+	for {
+		err := g.Release(ctx)
+		var pause time.Duration
+		switch {
+		case err == nil, isPermanent(err):
+			return
+		case errors.Is(err, ErrLost):
+			if len(unseen) == 0 {
+				return
+			}
+			pause, unseen = unseen[0], unseen[1:]
+		default:
+			pause = b.next()
+		}
+		if !sleep(ctx, pause) {
+			return
+		}
+	}
+}
+
+// sleep waits for d and reports whether ctx let it.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

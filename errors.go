@@ -1,0 +1,155 @@
+package locker
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// The sentinels say what happened; match them with errors.Is. One error means
+// one fact: held is not lost, lost is not an outage, and an outage is never
+// reported as held.
+var (
+	// ErrHeld: somebody else holds the key. Returned, as a *HeldError, by
+	// TryAcquire, and joined to the context's error by an Acquire whose wait ended
+	// while the key was held. Only the store, or this locker's own live grant,
+	// can cause it; an unreachable store never does.
+	ErrHeld = errors.New("locker: held by another owner")
+
+	// ErrLost: this grant ended without a release. Returned, as a *LostError, by
+	// Lock.Err, Lock.Extend and Lock.Release, and by TryAcquire for a grant that
+	// arrived after its own lease was over.
+	ErrLost = errors.New("locker: lock lost")
+
+	// ErrReleased: this grant was released by its holder. Returned by Lock.Err
+	// and Lock.Extend.
+	ErrReleased = errors.New("locker: lock released")
+
+	// ErrUnsupported: the backend cannot do what was asked, and says so instead
+	// of doing something less.
+	ErrUnsupported = errors.New("locker: not supported by this backend")
+
+	// ErrInvalid: an argument breaks a documented rule. Returned before anything
+	// is sent, with the same text on every backend.
+	ErrInvalid = errors.New("locker: invalid argument")
+
+	// ErrClosed: the Locker was closed.
+	ErrClosed = errors.New("locker: closed")
+)
+
+// HeldError says who holds a key. It matches ErrHeld.
+type HeldError struct {
+	Key string
+
+	// Holder is what the store shows: the owner id, followed by a space and the
+	// label if one was given; whatever value another client stored; empty where
+	// the backend does not know.
+	Holder string
+
+	// Remaining is how long the holder's lease lasts if nobody renews it. Zero
+	// means unknown, or a holder without an expiry.
+	Remaining time.Duration
+}
+
+func (e *HeldError) Error() string {
+	s := fmt.Sprintf("locker: %q is held", e.Key)
+	if e.Holder != "" {
+		s += fmt.Sprintf(" by %q", e.Holder)
+	}
+	if e.Remaining > 0 {
+		s += fmt.Sprintf(", lease ends in %v", e.Remaining)
+	}
+	return s
+}
+
+// Is reports that a HeldError is ErrHeld.
+func (e *HeldError) Is(target error) bool { return target == ErrHeld }
+
+// Reason says why a grant was lost.
+type Reason string
+
+// The reasons a LostError can carry.
+const (
+	// ReasonExpired: the lease ran out, by this process's own clock or by the
+	// store's word.
+	ReasonExpired Reason = "expired"
+	// ReasonTaken: the store shows another owner under the key.
+	ReasonTaken Reason = "taken"
+	// ReasonSession: the store session that carried the lock ended.
+	ReasonSession Reason = "session ended"
+	// ReasonMaxHold: WithMaxHold's bound was reached.
+	ReasonMaxHold Reason = "max hold reached"
+	// ReasonClosed: the Locker was closed while the lock was held.
+	ReasonClosed Reason = "locker closed"
+)
+
+// LostError says why a grant was lost. It matches ErrLost.
+type LostError struct {
+	Key    string // filled in by the Locker
+	Reason Reason
+	Err    error // the last error of the renewal, if one preceded the loss
+}
+
+func (e *LostError) Error() string {
+	s := fmt.Sprintf("locker: lost %q: %s", e.Key, e.Reason)
+	if e.Err != nil {
+		s += fmt.Sprintf(" (last renewal error: %v)", e.Err)
+	}
+	return s
+}
+
+// Is reports that a LostError is ErrLost.
+func (e *LostError) Is(target error) bool { return target == ErrLost }
+
+// Unwrap returns the renewal error that preceded the loss, if any.
+func (e *LostError) Unwrap() error { return e.Err }
+
+// Error is how a Locker reports everything that is neither held nor lost: the
+// operation, the backend and the key, around the cause. The driver's own error
+// stays reachable by errors.As.
+type Error struct {
+	Op      string // "acquire", "extend", "release", "close", "open", …
+	Backend string // the backend's name; empty before one is chosen
+	Key     string // empty where no single key is meant
+	Err     error
+}
+
+func (e *Error) Error() string {
+	s := "locker: " + e.Op
+	if e.Key != "" {
+		s += fmt.Sprintf(" %q", e.Key)
+	}
+	if e.Backend != "" {
+		s += " on " + e.Backend
+	}
+	return s + ": " + e.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Permanent marks an error of a Backend as one that waiting does not cure: no
+// permission, wrong type, missing table. It ends a waiting Acquire and a
+// repeated release at once. Every other error is taken to pass and is waited
+// out with back-off until the caller's context ends. Permanent(nil) is nil.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &permanentError{err}
+}
+
+type permanentError struct{ err error }
+
+func (e *permanentError) Error() string { return e.err.Error() }
+func (e *permanentError) Unwrap() error { return e.err }
+
+func isPermanent(err error) bool {
+	var p *permanentError
+	return errors.As(err, &p) || errors.Is(err, ErrUnsupported) || errors.Is(err, ErrInvalid)
+}
+
+// invalidf makes an error that matches ErrInvalid.
+func invalidf(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+}

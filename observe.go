@@ -1,0 +1,44 @@
+package locker
+
+import "time"
+
+// EventKind says what an Event is about.
+type EventKind string
+
+// The kinds of events.
+const (
+	EventWaiting       EventKind = "waiting"        // an Acquire has to wait; Err is the *HeldError or the error it waits out, if known
+	EventAcquired      EventKind = "acquired"       // a lock was handed out; Wait is the time since the call
+	EventRenewed       EventKind = "renewed"        // a renewal succeeded; Held is the time since the grant
+	EventRenewalFailed EventKind = "renewal failed" // a renewal failed or was given up; Err says why; the lock is still held
+	EventLost          EventKind = "lost"           // a lock was lost; Err is the *LostError
+	EventReleased      EventKind = "released"       // a release ended; Err is nil if the store confirmed it
+)
+
+// Event is something that happened to a lock. Fields that do not apply are zero.
+type Event struct {
+	Kind    EventKind
+	Backend string
+	Key     string
+	Owner   string
+	Label   string
+	Token   uint64
+	Wait    time.Duration // EventAcquired: how long the call took
+	Held    time.Duration // EventRenewed, EventLost, EventReleased: time since the grant
+	Err     error
+}
+
+// notify tells the observer. It is called without c.mu.
+func (c *core) notify(events ...Event) {
+	if c.observer == nil {
+		return
+	}
+	for _, e := range events {
+		e.Backend = c.info.Name
+		func() {
+			// An observer that panics must not take a lock with it.
+			defer func() { _ = recover() }()
+			c.observer(e)
+		}()
+	}
+}

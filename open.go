@@ -1,0 +1,107 @@
+package locker
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Opener opens the Locker that a URL describes. cfg carries what Open has taken
+// from the URL's query already; a parameter that the opener does not know is
+// ErrInvalid. Its errors must not contain the URL's user or password.
+type Opener func(ctx context.Context, u *url.URL, cfg Config) (Locker, error)
+
+// openers is the only package-level state: as in database/sql, a backend's package
+// registers itself when it is imported.
+var openers struct {
+	sync.Mutex
+	m map[string]Opener
+}
+
+// knownSchemes lets the error for a scheme whose package is not imported name it.
+var knownSchemes = map[string]string{
+	"mem":    "github.com/go-locker/locker/memlock",
+	"redis":  "github.com/go-locker/locker/redislock",
+	"rediss": "github.com/go-locker/locker/redislock",
+}
+
+// Register makes a scheme known to Open. Backends call it from init; a second
+// registration of a scheme panics.
+func Register(scheme string, open Opener) {
+	openers.Lock()
+	defer openers.Unlock()
+	if openers.m == nil {
+		openers.m = make(map[string]Opener)
+	}
+	if _, ok := openers.m[scheme]; ok {
+		panic("locker: scheme registered twice: " + scheme)
+	}
+	openers.m[scheme] = open
+}
+
+// Open returns the Locker that a URL describes: "mem://" or
+// "redis://localhost:6379/0?prefix=app:&ttl=10s". The backend's package has to be
+// imported for its side effect; it documents its URLs. The parameter ttl sets
+// Config.TTL on every backend. ctx bounds opening only.
+// Errors never show the URL's user or password.
+func Open(ctx context.Context, rawURL string) (Locker, error) {
+	l, err := open(ctx, rawURL)
+	if err != nil {
+		return nil, &Error{Op: "open", Err: err}
+	}
+	return l, nil
+}
+
+func open(ctx context.Context, rawURL string) (Locker, error) {
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		// The text of a *url.Error repeats the URL, with the password in it.
+		if ue := (*url.Error)(nil); errors.As(err, &ue) {
+			err = ue.Err
+		}
+		// The inner error may quote a part of the URL too: only its kind is safe.
+		return nil, invalidf("the URL cannot be parsed (%T)", err)
+	}
+	if u.Scheme == "" {
+		return nil, invalidf("the URL has no scheme, such as mem:// or redis://")
+	}
+	openers.Lock()
+	opener, known := openers.m[u.Scheme]
+	schemes := slices.Sorted(maps.Keys(openers.m))
+	openers.Unlock()
+	if known {
+		cfg, err := takeConfig(u)
+		if err != nil {
+			return nil, err
+		}
+		return opener(ctx, u, cfg)
+	}
+	if pkg, ok := knownSchemes[u.Scheme]; ok {
+		return nil, invalidf("scheme %q needs the import _ %q", u.Scheme, pkg)
+	}
+	return nil, invalidf("unknown scheme %q, known here: %s", u.Scheme, strings.Join(schemes, ", "))
+}
+
+// takeConfig moves the parameters that every backend has from u to a Config.
+func takeConfig(u *url.URL) (cfg Config, err error) {
+	q, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return cfg, invalidf("the URL's query cannot be parsed")
+	}
+	if q.Has("ttl") {
+		if cfg.TTL, err = time.ParseDuration(q.Get("ttl")); err != nil {
+			return cfg, invalidf("ttl=%q is not a duration such as 30s", q.Get("ttl"))
+		}
+		if err := validTTL(cfg.TTL); err != nil {
+			return cfg, err
+		}
+		q.Del("ttl")
+		u.RawQuery = q.Encode()
+	}
+	return cfg, nil
+}

@@ -1,0 +1,228 @@
+package locker
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+)
+
+// ending is the state of a hold's release. Guarded by core.mu.
+type ending struct {
+	work    *releaseWork // the last work, if any
+	answer  error        // the store's definite answer
+	known   bool         // answer is there
+	unknown bool         // an attempt may have freed the key without our knowing
+	lateOut bool         // the one attempt after a loss was sent
+}
+
+// releaseWork is one detached run of attempts to release.
+type releaseWork struct {
+	done  chan struct{} // closed when err is set
+	err   error
+	over  bool
+	leads bool // the line waits for it
+}
+
+// Release implements Lock.
+func (h *hold) Release(ctx context.Context) error {
+	c := h.c
+	c.mu.Lock()
+	c.checkClock(h)
+	switch {
+	case errors.Is(h.err, ErrLost):
+		err := h.err
+		send := !h.ending.lateOut && !h.gone()
+		h.ending.lateOut = true
+		c.unlock()
+		if send {
+			c.releaseLate(ctx, h)
+		}
+		return err
+	case h.ending.known:
+		err := h.ending.answer
+		c.unlock()
+		return c.releaseError(h, err)
+	}
+	w := h.ending.work
+	if w == nil || w.over {
+		w = &releaseWork{done: make(chan struct{})}
+		h.ending.work = w
+		if h.err == nil {
+			c.finish(h, ErrReleased)
+			h.ln.holder, h.ln.led = nil, true
+			w.leads = true
+		}
+		c.begin()
+		c.unlock()
+		if c.info.Local {
+			c.releaseNow(context.WithoutCancel(ctx), h, w)
+		} else {
+			c.startRelease(ctx, h, w)
+		}
+	} else {
+		c.unlock()
+	}
+
+	// An ended ctx counts as none: a deferred Release(ctx) has to work.
+	end := ctx.Done()
+	if ctx.Err() != nil {
+		end = nil
+	}
+	select {
+	case <-w.done:
+		return c.releaseError(h, w.err)
+	case <-end:
+		select {
+		case <-w.done:
+			return c.releaseError(h, w.err)
+		default:
+			return c.releaseError(h, (&call{ctx: ctx}).ended())
+		}
+	}
+}
+
+func (c *core) releaseError(h *hold, err error) error {
+	if le, ok := err.(*LostError); ok {
+		return le
+	}
+	return c.fail("release", h.req.Key, err)
+}
+
+// gone reports whether the store itself said that the grant is over, so that
+// nothing is left to be given back.
+func (h *hold) gone() bool {
+	le, ok := h.err.(*LostError)
+	return ok && (le.Reason == ReasonTaken || le.Reason == ReasonSession)
+}
+
+// startRelease runs the work on a goroutine of its own and sees to it that it
+// counts as over in time, even if the driver does not come back.
+func (c *core) startRelease(ctx context.Context, h *hold, w *releaseWork) {
+	ctx, cancel := detached(ctx)
+	stop := context.AfterFunc(ctx, func() {
+		c.mu.Lock()
+		c.releaseOver(h, w, context.DeadlineExceeded)
+		c.unlock()
+	})
+	go func() {
+		c.releaseNow(ctx, h, w)
+		stop()
+		cancel()
+	}()
+}
+
+// releaseNow repeats the attempt until the answer is definite or ctx ends.
+func (c *core) releaseNow(ctx context.Context, h *hold, w *releaseWork) {
+	c.awaitRenewals(ctx, h)
+	var b backoff
+	for {
+		err := h.grant.Release(ctx)
+		c.mu.Lock()
+		e := &h.ending
+		switch {
+		case err == nil || errors.Is(err, ErrLost) && e.unknown:
+			// "Not there" after an attempt without an answer: that one did it.
+			e.known, e.answer = true, nil
+		case errors.Is(err, ErrLost):
+			le := lostError(err)
+			le.Key = h.req.Key
+			e.known, e.answer = true, le
+		case !neverSent(err):
+			e.unknown = true
+		}
+		if e.known {
+			err = e.answer
+		}
+		last := e.known || isPermanent(err) || c.info.Local
+		if !last {
+			if !w.over {
+				w.err = err // for a caller that runs out of time
+			}
+			c.releaseLine(h, w)
+			c.unlock()
+			last = !sleep(ctx, b.next())
+			c.mu.Lock()
+		}
+		if last {
+			c.releaseOver(h, w, err)
+			c.end()
+			c.unlock()
+			return
+		}
+		c.unlock()
+	}
+}
+
+// awaitRenewals waits for the renewals under way, so that none of them reaches
+// the store after the release; but not longer than they were given.
+func (c *core) awaitRenewals(ctx context.Context, h *hold) {
+	c.mu.Lock()
+	if h.renewal.inFlight == 0 {
+		c.mu.Unlock()
+		return
+	}
+	quiet := make(chan struct{})
+	h.renewal.quiet = quiet
+	slice := h.renewal.at - c.now()
+	c.mu.Unlock()
+	t := time.NewTimer(min(max(slice, 0), detachedBound/2))
+	defer t.Stop()
+	select {
+	case <-quiet:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// releaseOver ends the work for its waiters. c.mu is held.
+func (c *core) releaseOver(h *hold, w *releaseWork, err error) {
+	if w.over {
+		return
+	}
+	w.over = true
+	if errors.Is(err, context.DeadlineExceeded) && w.err != nil {
+		err = errors.Join(err, w.err)
+	}
+	w.err = err
+	close(w.done)
+	c.releaseLine(h, w)
+	c.emit(h.event(EventReleased, c.releaseError(h, err)))
+}
+
+// releaseLine lets the next in line try, once. c.mu is held.
+func (c *core) releaseLine(h *hold, w *releaseWork) {
+	if w.leads {
+		w.leads = false
+		c.leave(h.ln)
+	}
+}
+
+// releaseLate sends the one attempt that follows a loss: the store may still show
+// the lock, and others need not wait for its end.
+func (c *core) releaseLate(ctx context.Context, h *hold) {
+	c.mu.Lock()
+	c.begin()
+	c.unlock()
+	work := func() {
+		ctx, cancel := detached(ctx)
+		defer cancel()
+		_ = h.grant.Release(ctx) // the loss was reported; this is a courtesy
+		c.mu.Lock()
+		delete(c.orphans, h)
+		c.end()
+		c.unlock()
+	}
+	if c.info.Local {
+		work()
+		return
+	}
+	go work()
+}
+
+// neverSent reports whether a request certainly did not leave: there was no
+// connection to send it on.
+func neverSent(err error) bool {
+	op := (*net.OpError)(nil)
+	return errors.As(err, &op) && op.Op == "dial"
+}

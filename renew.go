@@ -1,0 +1,280 @@
+package locker
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"time"
+)
+
+// renewal is the state of a hold's renewal.
+type renewal struct {
+	at       instant // when the next attempt is due, or the one under way is given up
+	running  bool    // an attempt is under way and counts
+	attempt  uint64  // its number; an answer with another number is late
+	inFlight int     // attempts that the backend has not answered, late ones too
+	failures backoff
+	lastErr  error
+	quiet    chan struct{} // closed when no attempt is in flight; see Release
+}
+
+// abandon makes the answer of the attempt under way a late one.
+func (r *renewal) abandon() {
+	r.attempt++
+	r.running = false
+}
+
+const never = instant(1<<63 - 1)
+
+// attempts bounds how often a renewal is tried in one TTL. Slices of what remains
+// would never get to its end.
+const attempts = 50
+
+// errSlow: an attempt took longer than its slice of the remaining time.
+var errSlow = errors.New("locker: no answer to the renewal yet")
+
+// A scheduler of one timer serves all holds of a Locker: plan is a heap by each
+// hold's next event, the timer is set to the first one. There is no goroutine or
+// timer for a hold, and none at all while nothing is due.
+
+// planned is a hold's place in the plan.
+type planned struct {
+	next  instant
+	index int // in the heap, from 1; 0: not in it
+}
+
+// plan implements heap.Interface.
+type plan []*hold
+
+func (p plan) Len() int           { return len(p) }
+func (p plan) Less(i, j int) bool { return p[i].plan.next < p[j].plan.next }
+func (p plan) Swap(i, j int) {
+	p[i], p[j] = p[j], p[i]
+	p[i].plan.index, p[j].plan.index = i+1, j+1
+}
+
+func (p *plan) Push(x any) {
+	h := x.(*hold)
+	*p = append(*p, h)
+	h.plan.index = len(*p)
+}
+
+func (p *plan) Pop() any {
+	old := *p
+	h := old[len(old)-1]
+	old[len(old)-1] = nil
+	*p = old[:len(old)-1]
+	h.plan.index = 0
+	return h
+}
+
+func (h *hold) nextEvent() instant { return min(h.deadline(), h.renewal.at) }
+
+// schedule puts the hold's next event into the plan. c.mu is held.
+func (c *core) schedule(h *hold) {
+	h.plan.next = h.nextEvent()
+	if h.plan.index == 0 {
+		heap.Push(&c.plan, h)
+	} else {
+		heap.Fix(&c.plan, h.plan.index-1)
+	}
+	c.arm()
+}
+
+func (c *core) unschedule(h *hold) {
+	if h.plan.index > 0 {
+		heap.Remove(&c.plan, h.plan.index-1)
+	}
+	// The timer stays as it is: one tick too many is cheaper than setting it at
+	// every release. Close stops it.
+}
+
+// maxRest is how long the timer rests at most while there are holds on a remote
+// store: after a suspend of the machine the deadlines are nearer than it thinks.
+const maxRest = time.Second
+
+// arm sets the timer for the first event, if it is not set for an earlier one.
+func (c *core) arm() {
+	if len(c.plan) == 0 {
+		return
+	}
+	at := c.plan[0].plan.next
+	now := c.now()
+	if !c.info.Local {
+		at = min(at, now+maxRest)
+	}
+	if c.armed != 0 && c.armed <= at {
+		return
+	}
+	c.armed = at
+	d := max(at-now, 0)
+	if c.timer == nil {
+		c.timer = time.AfterFunc(d, c.tick)
+	} else {
+		c.timer.Reset(d)
+	}
+}
+
+// due is one hold's part of a renewal.
+type due struct {
+	h       *hold
+	attempt uint64
+}
+
+// tick handles what is due: losses first, then renewals, all those that are due
+// about now in one batch.
+func (c *core) tick() {
+	c.mu.Lock()
+	c.armed = 0
+	if slept := c.asleep(); slept > c.slept {
+		c.slept = slept
+		for _, h := range c.plan {
+			h.wakeUp(slept)
+			h.plan.next = h.nextEvent()
+		}
+		heap.Init(&c.plan)
+	}
+	now := c.now()
+	var batch []due
+	var slice time.Duration
+	for len(c.plan) > 0 && c.plan[0].plan.next <= now {
+		h := c.plan[0]
+		if c.checkClock(h); h.err == nil {
+			batch, slice = c.collect(h, now, batch, slice)
+			heap.Fix(&c.plan, 0)
+		}
+	}
+	if len(batch) > 0 {
+		// Whoever is due soon comes along: so holds with one TTL end up together.
+		for _, h := range c.plan {
+			if !h.renewal.running && h.renewal.at <= now+h.ttl/6 {
+				batch, slice = c.collect(h, now, batch, slice)
+			}
+		}
+		heap.Init(&c.plan)
+	}
+	c.arm()
+	s := c.stamp()
+	if len(batch) > 0 {
+		c.begin()
+	}
+	c.unlock()
+	if len(batch) > 0 {
+		// The timer's own goroutine does it: the next tick has another.
+		c.renew(batch, s, slice)
+		c.mu.Lock()
+		c.end()
+		c.unlock()
+	}
+}
+
+// collect adds a hold whose renewal is due to the batch. An attempt under way has
+// used up its slice: it is given up, and its answer will be late. slice is the
+// shortest of the batch.
+func (c *core) collect(h *hold, now instant, batch []due, slice time.Duration) ([]due, time.Duration) {
+	r := &h.renewal
+	if r.running {
+		r.abandon()
+		r.lastErr = errSlow
+		c.emit(h.event(EventRenewalFailed, errSlow))
+	}
+	if r.inFlight >= maxInFlight {
+		r.at = never // the next answer sets it
+	} else {
+		mine := max((h.deadline()-now)/3, h.ttl/attempts)
+		r.running, r.at = true, now+mine
+		r.attempt++
+		r.inFlight++
+		batch = append(batch, due{h, r.attempt})
+		if slice == 0 || mine < slice {
+			slice = mine
+		}
+	}
+	h.plan.next = h.nextEvent()
+	return batch, slice
+}
+
+// renew sends one batch. It may take longer than the slice if the driver does not
+// come back; nothing waits for it.
+func (c *core) renew(batch []due, s stamp, slice time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), max(slice, time.Millisecond))
+	defer cancel()
+	renewals := make([]Renewal, len(batch))
+	c.mu.Lock()
+	for i, d := range batch {
+		renewals[i] = Renewal{Grant: d.h.grant, TTL: d.h.ttl}
+	}
+	c.mu.Unlock()
+	if c.batch != nil {
+		c.batch.RenewAll(ctx, renewals, func(i int, lease Lease, err error) {
+			c.renewed(batch[i], s, lease, err)
+		})
+		return
+	}
+	done := make(chan struct{}, len(batch))
+	one := func(i int) {
+		lease, err := renewals[i].Grant.Renew(ctx, renewals[i].TTL)
+		c.renewed(batch[i], s, lease, err)
+		done <- struct{}{}
+	}
+	for i := range batch {
+		if c.info.Local {
+			one(i)
+		} else {
+			go one(i)
+		}
+	}
+	for range batch {
+		<-done
+	}
+}
+
+// renewed counts the answer to a renewal. It leaves the events to the end of the
+// batch, so that an observer cannot hold up the other answers.
+func (c *core) renewed(d due, s stamp, lease Lease, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h, r := d.h, &d.h.renewal
+	r.inFlight--
+	if r.inFlight == 0 && r.quiet != nil {
+		close(r.quiet)
+		r.quiet = nil
+	}
+	c.checkClock(h)
+	if h.err != nil {
+		return
+	}
+	now := c.now()
+	if d.attempt != r.attempt || !r.running {
+		// Late: ignored. But if the next attempt waited for it, it is due.
+		if r.at == never && h.renews {
+			r.at = now
+			c.schedule(h)
+		}
+		return
+	}
+	r.running = false
+	switch {
+	case err == nil:
+		r.failures.reset()
+		r.lastErr = nil
+		end, slept := h.end, h.slept
+		h.count(lease, s)
+		if h.end < end {
+			h.end, h.slept = end, slept // a renewal does not shorten
+		}
+		if !h.renews {
+			r.at = never
+		}
+		c.emit(h.event(EventRenewed, nil))
+	case errors.Is(err, ErrLost):
+		c.lose(h, lostError(err))
+		return
+	default:
+		r.lastErr = err
+		r.at = now + max(min(r.failures.next(), (h.deadline()-now)/4), h.ttl/attempts)
+		c.emit(h.event(EventRenewalFailed, err))
+	}
+	c.schedule(h)
+	c.checkClock(h)
+}
