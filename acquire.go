@@ -360,17 +360,19 @@ func (c *core) listen(ln *line, cl *call, p *pursuit, held *HeldError) (pushed, 
 		return false, false
 	case c.queuer != nil:
 		cl.req = cl.request()
+		ctx, req := cl.ctx, cl.req // closures over cl would put every call on the heap
 		place, err := guarded(c, cl, nil, nil,
-			func(ctx context.Context) (Place, error) { return c.queuer.Enqueue(ctx, cl.req) },
-			func(late Place) { c.leaveLate(cl.ctx, late) })
+			func(ctx context.Context) (Place, error) { return c.queuer.Enqueue(ctx, req) },
+			func(late Place) { c.leaveLate(ctx, late) })
 		if err == nil {
 			p.place = place
 			return true, false // its Turn says when
 		}
 		cl.noteUnlessAbandoned(err)
 	case c.waker != nil:
+		key := cl.key
 		w, err := guarded(c, cl, nil, nil,
-			func(ctx context.Context) (Watch, error) { return c.waker.Watch(ctx, cl.key) },
+			func(ctx context.Context) (Watch, error) { return c.waker.Watch(ctx, key) },
 			func(late Watch) { late.Close() })
 		if err == nil {
 			// Only the leader uses it, but Close and the last waiter look at it.
@@ -487,13 +489,13 @@ func (c *core) attemptRemote(cl *call, place Place, flight chan struct{}) (Grant
 		bound = t.C
 	}
 	cl.sent = c.stamp()
-	req, b := cl.req, c.b
+	ctx, req, b := cl.ctx, cl.req, c.b
 	return guarded(c, cl, nil, bound, func(ctx context.Context) (Grant, error) {
 		if flight != nil {
 			defer func() { <-flight }()
 		}
 		return tryOrClaim(ctx, b, req, place)
-	}, func(late Grant) { c.undo(cl.ctx, late) })
+	}, func(late Grant) { c.undo(ctx, late) })
 }
 
 // guarded runs f on a goroutine of its own, because drivers do not always come

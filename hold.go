@@ -152,7 +152,9 @@ func (c *core) lose(h *hold, err *LostError) {
 		h.ln.holder = nil
 		c.advance(h.ln)
 	}
-	c.emit(h.event(EventLost, err))
+	if c.observer != nil {
+		c.emit(h.event(EventLost, err))
+	}
 }
 
 // finish ends the hold: nothing renews it from here on.

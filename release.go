@@ -44,22 +44,16 @@ func (h *hold) Release(ctx context.Context) error {
 		c.unlock()
 		return c.releaseError(h, err)
 	}
+	if c.info.Local {
+		return c.releaseLocal(h)
+	}
 	w := h.ending.work
 	if w == nil || w.over {
-		w = &releaseWork{done: make(chan struct{})}
+		w = &releaseWork{done: make(chan struct{}), leads: c.giveUp(h)}
 		h.ending.work = w
-		if h.err == nil {
-			c.finish(h, ErrReleased)
-			h.ln.holder, h.ln.led = nil, true
-			w.leads = true
-		}
 		c.begin()
 		c.unlock()
-		if c.info.Local {
-			c.releaseNow(context.WithoutCancel(ctx), h, w)
-		} else {
-			c.startRelease(ctx, h, w)
-		}
+		c.startRelease(ctx, h, w)
 	} else {
 		c.unlock()
 	}
@@ -80,6 +74,38 @@ func (h *hold) Release(ctx context.Context) error {
 			return c.releaseError(h, (&call{ctx: ctx}).ended())
 		}
 	}
+}
+
+// giveUp ends the hold by a release, if it is not ended yet: its line is led by
+// the release then.
+func (c *core) giveUp(h *hold) bool {
+	if h.err != nil {
+		return false
+	}
+	c.finish(h, ErrReleased)
+	h.ln.holder, h.ln.led = nil, true
+	return true
+}
+
+// releaseLocal is Release on a store in this process. It unlocks c.mu.
+func (c *core) releaseLocal(h *hold) error {
+	leads := c.giveUp(h)
+	c.unlock()
+	err := h.grant.Release(context.Background())
+	c.mu.Lock()
+	h.answered(err)
+	if h.ending.known {
+		err = h.ending.answer
+	}
+	if leads {
+		c.leave(h.ln)
+	}
+	err = c.releaseError(h, err)
+	if c.observer != nil {
+		c.emit(h.event(EventReleased, err))
+	}
+	c.unlock()
+	return err
 }
 
 func (c *core) releaseError(h *hold, err error) error {
@@ -119,22 +145,11 @@ func (c *core) releaseNow(ctx context.Context, h *hold, w *releaseWork) {
 	for {
 		err := h.grant.Release(ctx)
 		c.mu.Lock()
-		e := &h.ending
-		switch {
-		case err == nil || errors.Is(err, ErrLost) && e.unknown:
-			// "Not there" after an attempt without an answer: that one did it.
-			e.known, e.answer = true, nil
-		case errors.Is(err, ErrLost):
-			le := lostError(err)
-			le.Key = h.req.Key
-			e.known, e.answer = true, le
-		case !neverSent(err):
-			e.unknown = true
+		h.answered(err)
+		if h.ending.known {
+			err = h.ending.answer
 		}
-		if e.known {
-			err = e.answer
-		}
-		last := e.known || isPermanent(err) || c.info.Local
+		last := h.ending.known || isPermanent(err)
 		if !last {
 			if !w.over {
 				w.err = err // for a caller that runs out of time
@@ -151,6 +166,22 @@ func (c *core) releaseNow(ctx context.Context, h *hold, w *releaseWork) {
 			return
 		}
 		c.unlock()
+	}
+}
+
+// answered takes in the answer to one attempt.
+func (h *hold) answered(err error) {
+	e := &h.ending
+	switch {
+	case err == nil || errors.Is(err, ErrLost) && e.unknown:
+		// "Not there" after an attempt without an answer: that one did it.
+		e.known, e.answer = true, nil
+	case errors.Is(err, ErrLost):
+		le := lostError(err)
+		le.Key = h.req.Key
+		e.known, e.answer = true, le
+	case !neverSent(err):
+		e.unknown = true
 	}
 }
 
@@ -187,7 +218,9 @@ func (c *core) releaseOver(h *hold, w *releaseWork, err error) {
 	w.err = err
 	close(w.done)
 	c.releaseLine(h, w)
-	c.emit(h.event(EventReleased, c.releaseError(h, err)))
+	if c.observer != nil {
+		c.emit(h.event(EventReleased, c.releaseError(h, err)))
+	}
 }
 
 // releaseLine lets the next in line try, once. c.mu is held.

@@ -40,6 +40,8 @@ type entry struct {
 	queue    list.List // of *place
 	reserved *place    // the first of the queue: the key is kept for it until ends
 	timer    *time.Timer
+
+	first grant // saves an allocation; see take
 }
 
 // NewStore returns an empty Store. Tokens start at the wall clock's microseconds,
@@ -97,7 +99,12 @@ func (s *Store) take(e *entry, req locker.Request, lost func(string, string, err
 		s.sweeping = true
 		time.AfterFunc(req.TTL, s.sweep)
 	}
-	return &grant{store: s, key: req.Key, owner: req.Owner, token: s.token, ttl: req.TTL, since: s.epoch.Add(now)}
+	g := &e.first
+	if g.store != nil {
+		g = new(grant) // the entry is not new: it had waiters
+	}
+	*g = grant{store: s, key: req.Key, owner: req.Owner, token: s.token, ttl: req.TTL, since: s.epoch.Add(now)}
+	return g
 }
 
 // free ends the grant on the entry.

@@ -1,0 +1,85 @@
+package locker
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestBackoff_staysWithinItsBounds(t *testing.T) { // C130
+	var b backoff
+	for i := range 1_000_000 {
+		d := b.next()
+		if d < minBackoff/2 || d > maxBackoff {
+			t.Fatalf("attempt %d: %v", i, d)
+		}
+	}
+}
+
+func TestRecheck_isTimedByTheRemainingLease(t *testing.T) { // W1
+	c := &core{}
+	for remaining, want := range map[time.Duration]time.Duration{
+		0:                      3 * time.Second,
+		30 * time.Second:       10 * time.Second,
+		time.Second:            time.Second / 3,
+		200 * time.Millisecond: 200 * time.Millisecond,
+		time.Nanosecond:        time.Millisecond,
+	} {
+		var b backoff
+		require.InDelta(t, want, c.recheck(remaining, true, &b), float64(4*time.Millisecond))
+	}
+	var b backoff
+	for range 100 {
+		require.LessOrEqual(t, c.recheck(time.Hour, false, &b), time.Second)
+	}
+}
+
+// oneGrant grants everything at once.
+type oneGrant struct{}
+
+func (oneGrant) Info() Info { return Info{Name: "one", Can: CapExclusive} }
+func (oneGrant) TryAcquire(_ context.Context, req Request) (Grant, error) {
+	return grantOf(req.TTL), nil
+}
+
+type grantOf time.Duration
+
+func (g grantOf) Token() uint64 { return 1 }
+func (g grantOf) Lease() Lease  { return Lease{TTL: time.Duration(g)} }
+func (g grantOf) Renew(_ context.Context, ttl time.Duration) (Lease, error) {
+	return Lease{TTL: ttl}, nil
+}
+func (g grantOf) Release(context.Context) error { return nil }
+
+func TestLock_countsTheMachinesSleep(t *testing.T) { // H2
+	synctest.Test(t, func(t *testing.T) {
+		l, err := New(oneGrant{}, nil)
+		require.NoError(t, err)
+		c := l.(*core)
+		slept := 5 * time.Hour
+		c.asleep = func() time.Duration { return slept }
+
+		k, err := l.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		before := k.Deadline()
+		slept += 10 * time.Second
+		require.Equal(t, before.Add(-10*time.Second), k.Deadline())
+		require.NoError(t, k.Err())
+		time.Sleep(DefaultTTL)
+		require.NoError(t, k.Err(), "renewed after the resume")
+
+		slept += DefaultTTL
+		require.ErrorIs(t, k.Err(), ErrLost, "at once")
+
+		k, err = l.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		start := time.Now()
+		slept += DefaultTTL
+		<-k.Done()
+		require.LessOrEqual(t, time.Since(start), maxRest, "the timer looks at it soon")
+		require.NoError(t, l.Close(t.Context()))
+	})
+}

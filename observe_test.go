@@ -1,0 +1,111 @@
+package locker_test
+
+import (
+	"context"
+	"io"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/memlock"
+)
+
+// events records what an observer is told.
+type events struct {
+	mu   sync.Mutex
+	list []locker.Event
+}
+
+func (r *events) observe(e locker.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.list = append(r.list, e)
+}
+
+func (r *events) take() []locker.Event {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := r.list
+	r.list = nil
+	return list
+}
+
+func kinds(list []locker.Event) []locker.EventKind {
+	var ks []locker.EventKind
+	for _, e := range list {
+		ks = append(ks, e.Kind)
+	}
+	return ks
+}
+
+func TestObserver_isToldTheLifeOfALock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var rec events
+		store := memlock.NewStore()
+		f := newFaulty(store)
+		l := newOver(t, f, &locker.Config{TTL: ttl, Observer: rec.observe})
+		other := acquire(t, newMem(t, store, nil), "k")
+		time.AfterFunc(2*time.Second, func() { _ = other.Release(context.Background()) })
+
+		k := acquire(t, l, "k", locker.WithLabel("night"))
+		synctest.Wait()
+		got := rec.take()
+		require.Equal(t, []locker.EventKind{locker.EventWaiting, locker.EventAcquired}, kinds(got))
+		require.ErrorIs(t, got[0].Err, locker.ErrHeld)
+		acquired := got[1]
+		require.GreaterOrEqual(t, acquired.Wait, 2*time.Second)
+		require.Equal(t, "faulty", acquired.Backend)
+		require.Equal(t, "k", acquired.Key)
+		require.Equal(t, k.Owner(), acquired.Owner)
+		require.Equal(t, "night", acquired.Label)
+		require.Equal(t, k.Token(), acquired.Token)
+
+		time.Sleep(ttl / 3)
+		synctest.Wait()
+		require.Equal(t, []locker.EventKind{locker.EventRenewed}, kinds(rec.take()))
+
+		f.set(only("renew", fails(io.EOF)), nil)
+		<-k.Done()
+		synctest.Wait()
+		got = rec.take()
+		require.Equal(t, locker.EventRenewalFailed, got[0].Kind)
+		require.ErrorIs(t, got[0].Err, io.EOF)
+		require.Equal(t, locker.EventLost, got[len(got)-1].Kind)
+		require.ErrorIs(t, got[len(got)-1].Err, locker.ErrLost)
+		require.ErrorIs(t, k.Release(t.Context()), locker.ErrLost)
+		f.set(nil, nil)
+		synctest.Wait() // for the attempt that this release sent
+
+		k = acquire(t, l, "k")
+		time.Sleep(time.Second / 2)
+		require.NoError(t, k.Release(t.Context()))
+		synctest.Wait()
+		got = rec.take()
+		require.Equal(t, []locker.EventKind{locker.EventAcquired, locker.EventReleased}, kinds(got))
+		require.NoError(t, got[1].Err)
+		require.Equal(t, time.Second/2, got[1].Held)
+	})
+}
+
+func TestObserver_thatPanicsOrBlocksBreaksNoLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stop := make(chan struct{})
+		l := newOver(t, newFaulty(nil), &locker.Config{TTL: ttl, Observer: func(e locker.Event) {
+			if e.Kind == locker.EventRenewed || e.Kind == locker.EventLost {
+				<-stop
+			}
+			panic(e.Kind)
+		}})
+		k := acquire(t, l, "k")
+		limited := acquire(t, l, "limited", locker.WithMaxHold(2*ttl))
+		time.Sleep(10 * ttl)
+		require.NoError(t, k.Err())
+		require.True(t, isDone(limited), "a blocked observer does not hold up a deadline")
+		close(stop)
+		require.NoError(t, k.Release(t.Context()))
+	})
+}
