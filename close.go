@@ -13,10 +13,14 @@ func (c *core) Close(ctx context.Context) error {
 		c.unlock()
 		select {
 		case <-c.closed:
-			return c.closeErr
 		case <-ctx.Done():
-			return c.fail("close", "", (&call{ctx: ctx}).ended())
+			select {
+			case <-c.closed:
+			default:
+				return c.fail("close", "", (&call{ctx: ctx}).ended())
+			}
 		}
+		return c.closeErr
 	}
 	c.closing = true
 	c.settled = make(chan struct{})

@@ -20,7 +20,6 @@ func TestBackoff_staysWithinItsBounds(t *testing.T) { // C130
 }
 
 func TestRecheck_isTimedByTheRemainingLease(t *testing.T) { // W1
-	c := &core{}
 	for remaining, want := range map[time.Duration]time.Duration{
 		0:                      3 * time.Second,
 		30 * time.Second:       10 * time.Second,
@@ -28,12 +27,16 @@ func TestRecheck_isTimedByTheRemainingLease(t *testing.T) { // W1
 		200 * time.Millisecond: 200 * time.Millisecond,
 		time.Nanosecond:        time.Millisecond,
 	} {
-		var b backoff
-		require.InDelta(t, want, c.recheck(remaining, true, &b), float64(4*time.Millisecond))
+		var p pursuit
+		require.InDelta(t, want, p.recheck(remaining, true), float64(4*time.Millisecond))
 	}
-	var b backoff
+	var p pursuit
+	p.recheck(time.Millisecond, true)
+	for range 10 {
+		require.GreaterOrEqual(t, p.recheck(time.Millisecond, true), 50*time.Millisecond, "C60: no hot loop on a short lease")
+	}
 	for range 100 {
-		require.LessOrEqual(t, c.recheck(time.Hour, false, &b), time.Second)
+		require.LessOrEqual(t, p.recheck(time.Hour, false), time.Second)
 	}
 }
 

@@ -14,6 +14,9 @@ type ending struct {
 	known   bool         // answer is there
 	unknown bool         // an attempt may have freed the key without our knowing
 	lateOut bool         // the one attempt after a loss was sent
+
+	local  bool          // releaseLocal is at it
+	joined chan struct{} // closed when it is done; made on demand
 }
 
 // releaseWork is one detached run of attempts to release.
@@ -89,10 +92,26 @@ func (c *core) giveUp(h *hold) bool {
 
 // releaseLocal is Release on a store in this process. It unlocks c.mu.
 func (c *core) releaseLocal(h *hold) error {
+	if h.ending.local {
+		// Another goroutine is at it, and will not be long.
+		if h.ending.joined == nil {
+			h.ending.joined = make(chan struct{})
+		}
+		joined := h.ending.joined
+		c.unlock()
+		<-joined
+		return h.Release(context.Background())
+	}
+	h.ending.local = true
 	leads := c.giveUp(h)
 	c.unlock()
 	err := h.grant.Release(context.Background())
 	c.mu.Lock()
+	h.ending.local = false
+	if h.ending.joined != nil {
+		close(h.ending.joined)
+		h.ending.joined = nil
+	}
 	h.answered(err)
 	if h.ending.known {
 		err = h.ending.answer
@@ -180,7 +199,7 @@ func (h *hold) answered(err error) {
 		le := lostError(err)
 		le.Key = h.req.Key
 		e.known, e.answer = true, le
-	case !neverSent(err):
+	case !neverSent(err) && !isPermanent(err):
 		e.unknown = true
 	}
 }

@@ -197,7 +197,7 @@ func (c *core) collect(h *hold, now instant, batch []due, slice time.Duration) (
 // renew sends one batch. It may take longer than the slice if the driver does not
 // come back; nothing waits for it.
 func (c *core) renew(batch []due, s stamp, slice time.Duration) {
-	ctx, cancel := context.WithTimeout(context.Background(), max(slice, time.Millisecond))
+	ctx, cancel := context.WithTimeout(c.ctx, max(slice, time.Millisecond))
 	defer cancel()
 	renewals := make([]Renewal, len(batch))
 	c.mu.Lock()
