@@ -11,7 +11,7 @@ type call struct {
 	ctx      context.Context
 	key      string
 	set      settings
-	start    instant
+	start    instant // for the observer
 	held     *HeldError // the last definite answer, if it was "held"
 	last     error      // the driver's last error
 	announce bool       // EventWaiting was sent
@@ -63,7 +63,10 @@ func (c *core) call(ctx context.Context, key string, opts []Option) (call, error
 	if err != nil {
 		return cl, err
 	}
-	cl.set, cl.start = set, c.now()
+	cl.set = set
+	if c.observer != nil {
+		cl.start = c.now()
+	}
 	return cl, nil
 }
 

@@ -99,12 +99,14 @@ func (c *core) arm() {
 		return
 	}
 	at := c.plan[0].plan.next
-	now := c.now()
-	if !c.info.Local {
-		at = min(at, now+maxRest)
-	}
 	if c.armed != 0 && c.armed <= at {
 		return
+	}
+	now := c.now()
+	if !c.info.Local {
+		if at = min(at, now+maxRest); c.armed != 0 && c.armed <= at {
+			return
+		}
 	}
 	c.armed = at
 	d := max(at-now, 0)

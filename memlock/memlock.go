@@ -109,26 +109,28 @@ func (b *backend) Inspect(_ context.Context, key string) (locker.Holding, error)
 	if e == nil {
 		return locker.Holding{}, nil
 	}
-	if b.s.settle(e); e.owner == "" {
+	now := b.s.now()
+	if b.s.settle(e, now); e.owner == "" {
 		return locker.Holding{}, nil
 	}
-	he := e.held(b.s.now())
+	he := e.held(now)
 	return locker.Holding{Holder: he.Holder, Remaining: he.Remaining, Token: e.token}, nil
 }
 
 // ForceRelease implements locker.Inspector.
 func (b *backend) ForceRelease(_ context.Context, key, holder string) (bool, error) {
 	b.s.mu.Lock()
+	now := b.s.now()
 	e := b.s.entries[key]
 	if e != nil {
-		b.s.settle(e)
+		b.s.settle(e, now)
 	}
-	if e == nil || e.owner == "" || e.held(b.s.now()).Holder != holder {
+	if e == nil || e.owner == "" || e.held(now).Holder != holder {
 		b.s.mu.Unlock()
 		return false, nil
 	}
 	owner, lost := e.owner, e.lost
-	b.s.free(e)
+	b.s.free(e, now)
 	b.s.mu.Unlock()
 	if lost != nil {
 		lost(key, owner, &locker.LostError{Reason: locker.ReasonExpired})
@@ -163,11 +165,11 @@ func (g *grant) set(ttl time.Duration, shorten bool) (locker.Lease, error) {
 	s := g.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e, err := g.mine()
+	now := s.now()
+	e, err := g.mine(now)
 	if err != nil {
 		return locker.Lease{}, err
 	}
-	now := s.now()
 	if ends := now + ttl; shorten || ends > e.ends {
 		e.ends = ends
 		if e.queue.Len() > 0 {
@@ -182,19 +184,20 @@ func (g *grant) Release(context.Context) error {
 	s := g.store
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e, err := g.mine()
+	now := s.now()
+	e, err := g.mine(now)
 	if err != nil {
 		return err
 	}
-	s.free(e)
+	s.free(e, now)
 	return nil
 }
 
 // mine returns the key's entry if it still stands for this grant.
-func (g *grant) mine() (*entry, error) {
+func (g *grant) mine(now instant) (*entry, error) {
 	e := g.store.entries[g.key]
 	if e != nil {
-		g.store.settle(e)
+		g.store.settle(e, now)
 	}
 	switch {
 	case e == nil || e.owner == "":

@@ -46,7 +46,7 @@ func (b *backend) Enqueue(ctx context.Context, req locker.Request) (locker.Place
 	defer b.s.mu.Unlock()
 	e := b.s.entry(req.Key)
 	e.add(p)
-	b.s.settle(e)
+	b.s.settle(e, b.s.now())
 	b.s.setTimer(e)
 	return p, nil
 }
@@ -85,7 +85,7 @@ func (p *place) Leave(context.Context) error {
 	if p.elem != nil {
 		e := p.e
 		e.remove(p)
-		s.settle(e)
+		s.settle(e, s.now())
 	}
 	return nil
 }

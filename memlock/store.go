@@ -77,7 +77,7 @@ func (s *Store) Keys() []string {
 func (s *Store) entry(key string) *entry {
 	e := s.entries[key]
 	if e != nil {
-		s.settle(e)
+		s.settle(e, s.now())
 		e = s.entries[key]
 	}
 	if e == nil {
@@ -108,15 +108,14 @@ func (s *Store) take(e *entry, req locker.Request, lost func(string, string, err
 }
 
 // free ends the grant on the entry.
-func (s *Store) free(e *entry) {
+func (s *Store) free(e *entry, now instant) {
 	e.owner, e.lost = "", nil
-	s.settle(e)
+	s.settle(e, now)
 }
 
 // settle brings an entry up to date: it ends what has expired, gives the key to
 // the first of the queue, and removes an entry that nobody needs.
-func (s *Store) settle(e *entry) {
-	now := s.now()
+func (s *Store) settle(e *entry, now instant) {
 	if e.owner != "" && now >= e.ends {
 		e.owner, e.lost = "", nil
 	}
@@ -154,7 +153,7 @@ func (s *Store) setTimer(e *entry) {
 		if s.entries[e.key] != e {
 			return
 		}
-		s.settle(e)
+		s.settle(e, s.now())
 		if s.entries[e.key] == e && s.now() < e.ends {
 			s.setTimer(e)
 		}
@@ -180,7 +179,8 @@ func (s *Store) sweep() {
 }
 
 func (s *Store) removeExpired() {
+	now := s.now()
 	for _, e := range s.entries {
-		s.settle(e)
+		s.settle(e, now)
 	}
 }
