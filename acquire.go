@@ -11,7 +11,7 @@ type call struct {
 	ctx      context.Context
 	key      string
 	set      settings
-	start    instant // for the observer
+	start    instant    // for the observer
 	held     *HeldError // the last definite answer, if it was "held"
 	last     error      // the driver's last error
 	announce bool       // EventWaiting was sent

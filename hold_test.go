@@ -221,7 +221,6 @@ func TestLock_endsAtMaxHold(t *testing.T) { // H3, C48
 		require.LessOrEqual(t, time.Since(start), 10*time.Second+ttl)
 		require.NoError(t, k2.Release(t.Context()))
 
-		start = time.Now()
 		k = acquire(t, l, "k", locker.WithMaxHold(10*time.Second))
 		<-k.Done()
 		require.ErrorIs(t, k.Release(t.Context()), locker.ErrLost)
