@@ -1,0 +1,65 @@
+# A fresh machine needs Go, git and make; `make test` installs the rest.
+
+GO ?= go
+
+# Pinned, and built where git does not look.
+GOLANGCI_LINT := .bin/golangci-lint-v2.15.0
+GOTESTSUM     := .bin/gotestsum-v1.13.0
+
+# Systems on which nobody runs the tests, but on which the code has to build. The
+# last one is there for its 32 bits.
+CROSS := darwin/arm64 windows/amd64 linux/386
+
+# Packages with goroutines of their own, for test-repeat, and how often.
+REPEAT ?= . ./memlock ./redislock ./internal/testenv
+COUNT  ?= 20
+
+# Which benchmarks.
+BENCH ?= .
+
+.PHONY: help
+help: ## Lists the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: test
+test: deps lint cross $(GOTESTSUM) ## Everything: deps, lint, cross, and all tests with -race on real servers; lists what was skipped.
+	LOCKER_TEST_REQUIRE=1 $(GOTESTSUM) --format standard-quiet -- -race -count=1 ./...
+
+.PHONY: test-repeat
+test-repeat: deps ## Runs the tests of REPEAT (packages) COUNT times with -race, in search of a flake.
+	LOCKER_TEST_REQUIRE=1 $(GO) test -race -count=$(COUNT) -timeout=1h $(REPEAT)
+
+.PHONY: bench
+bench: deps ## Runs the benchmarks that match BENCH.
+	LOCKER_TEST_REQUIRE=1 $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem ./...
+
+.PHONY: docs
+docs: ## Regenerates docs/contract.md and the suite's golden files. A test fails while they are stale.
+	$(GO) generate ./conformance
+
+.PHONY: lint
+lint: $(GOLANGCI_LINT) ## Checks format, go vet and golangci-lint.
+	@files=$$(gofmt -l .); if [ -n "$$files" ]; then echo "gofmt wants:"; gofmt -d $$files; exit 1; fi
+	$(GO) vet ./...
+	$(GOLANGCI_LINT) run
+
+.PHONY: cross
+cross: ## Builds and vets the code for other systems.
+	@set -e; for target in $(CROSS); do \
+		export GOOS=$${target%/*} GOARCH=$${target#*/} CGO_ENABLED=0; \
+		echo "build and vet for $$target"; \
+		$(GO) build ./...; \
+		$(GO) vet ./...; \
+	done
+
+.bin/golangci-lint-%:
+	GOBIN=$(CURDIR)/.bin $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$*
+	mv .bin/golangci-lint $@
+
+.bin/gotestsum-%:
+	GOBIN=$(CURDIR)/.bin $(GO) install gotest.tools/gotestsum@$*
+	mv .bin/gotestsum $@
+
+.PHONY: deps
+deps: ## Installs what the tests need and this machine lacks: redis-server, and a C compiler for -race.
+	@bash .ci/deps

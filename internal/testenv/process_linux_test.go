@@ -1,0 +1,128 @@
+package testenv
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// startOwner runs this test binary as the owner of a Redis; see TestMain. It
+// returns the process, its standard input, and the server's address.
+func startOwner(t *testing.T, cmd *exec.Cmd) (in io.Closer, addr string) {
+	t.Helper()
+	start(t, nil) // or skip
+	// With -race a program that exits sleeps for a second first.
+	cmd.Env = append(os.Environ(), append(cmd.Env, asOwner+"=1", "GORACE=atexit_sleep_ms=0")...)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	line, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	_, err = fmt.Sscan(line, &addr)
+	require.NoError(t, err)
+	return in, addr
+}
+
+func TestRedis_diesWithItsOwner(t *testing.T) {
+	for name, end := range map[string]func(*exec.Cmd, io.Closer) error{
+		"killed":  func(cmd *exec.Cmd, _ io.Closer) error { return cmd.Process.Kill() },
+		"exiting": func(_ *exec.Cmd, in io.Closer) error { return in.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ownTemp(t) // nobody removes that server's directory
+			cmd := exec.Command(os.Args[0])
+			in, addr := startOwner(t, cmd)
+			conn, err := net.Dial("tcp", addr)
+			require.NoError(t, err)
+			defer conn.Close()
+
+			require.NoError(t, end(cmd, in))
+			// The kernel closes the connection when it has ended the server.
+			require.NoError(t, conn.SetReadDeadline(time.Now().Add(10*time.Second)))
+			_, err = conn.Read(make([]byte, 1))
+			require.Error(t, err)
+			require.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the server outlived its owner")
+		})
+	}
+}
+
+// To Linux a child's parent is a thread, and Go ends a thread whose goroutine ends
+// locked to it.
+func TestRedis_outlivesTheThreadThatCalledStart(t *testing.T) {
+	type started struct {
+		r   *Redis
+		err error
+		tid int
+	}
+	c := make(chan started, 1)
+	var callFromADyingThread func()
+	callFromADyingThread = func() {
+		runtime.LockOSThread()
+		if syscall.Gettid() == syscall.Getpid() {
+			// The main thread never ends. While it is held here, others are not on it.
+			defer runtime.UnlockOSThread()
+			over := make(chan struct{})
+			go func() { defer close(over); callFromADyingThread() }()
+			<-over
+			return
+		}
+		r, err := StartRedis(t.Context(), nil)
+		c <- started{r, err, syscall.Gettid()}
+	}
+	go callFromADyingThread()
+	s := <-c
+	if Skippable(s.err) {
+		t.Skip(s.err)
+	}
+	require.NoError(t, s.err)
+	defer func() { assert.NoError(t, s.r.Stop()) }()
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", s.tid))
+		return os.IsNotExist(err)
+	}, 10*time.Second, time.Millisecond)
+	require.NoError(t, s.r.Ping(within(t)))
+	assert.NotZero(t, s.r.PID())
+}
+
+func TestRedis_worksForAnOrdinaryUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("not root: every other test of this package shows it")
+	}
+	const nobody = 65534
+	// A directory that the user can reach, with the test binary in it: go test
+	// builds that where only its own user may look.
+	dir, err := os.MkdirTemp("", "locker-user-") //nolint:usetesting // nobody may look into t.TempDir
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, os.RemoveAll(dir)) })
+	require.NoError(t, os.Chown(dir, nobody, nobody))
+	program := filepath.Join(dir, "owner")
+	binary, err := os.ReadFile(os.Args[0])
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(program, binary, 0o755))
+
+	cmd := exec.Command(program)
+	cmd.Dir = dir
+	cmd.Env = []string{"TMPDIR=" + dir}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	in, addr := startOwner(t, cmd)
+	conn, err := dial(within(t), "tcp", addr)
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
+	require.NoError(t, in.Close())
+	require.NoError(t, cmd.Wait())
+}
