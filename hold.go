@@ -46,7 +46,11 @@ func margin(ttl time.Duration) time.Duration {
 // adopt makes the call's grant a hold, which takes over the line from its leader.
 // A grant that came too late, or after Close, is given back, and the call leads on.
 func (c *core) adopt(ln *line, cl *call, g Grant) (*hold, error) {
-	h := &hold{c: c, ln: ln, grant: g, req: cl.req, renews: cl.set.renew}
+	h := &ln.first
+	if h.c != nil {
+		h = new(hold)
+	}
+	*h = hold{c: c, ln: ln, grant: g, req: cl.req, renews: cl.set.renew}
 	c.mu.Lock()
 	now := c.now()
 	h.granted = now

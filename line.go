@@ -17,6 +17,7 @@ type line struct {
 	answer  answer
 	changed chan struct{} // closed at the next change; made on demand
 	watch   Watch         // wake-ups for the leaders, opened by one of them
+	first   hold          // the first hold's memory: one allocation for both
 }
 
 // waiter waits in a line. turn is closed when it becomes the leader.
