@@ -1,0 +1,108 @@
+// Package redislock keeps locks in Redis, by way of go-redis: one SET NX PX with a
+// fencing token, released and renewed only by the holder whose value stands there.
+//
+//	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379", ContextTimeoutEnabled: true})
+//	l, err := redislock.New(rdb, &redislock.Config{Prefix: "app:"})
+//	if err != nil {
+//		return err
+//	}
+//	defer l.Close(ctx) // before rdb
+//
+//	err = locker.Do(ctx, l, "invoice/42", func(ctx context.Context, k locker.Lock) error {
+//		return pay(ctx, k.Token()) // ctx ends with the lock
+//	})
+//
+// Or by configuration, with this package imported for its side effect:
+//
+//	l, err := locker.Open(ctx, "redis://user:password@localhost:6379/0?prefix=app:&ttl=30s")
+//
+// # What is guaranteed
+//
+// On one server that keeps its data: at most one holder of a key; tokens that rise
+// with every grant of it, whatever happens between two of them; and a key that goes
+// at the end of its lease if its holder does. A call whose answer got lost is undone
+// or recognised. Waiters are woken by a message, and by the clock if there is none.
+// Nothing here depends on the clocks of the clients.
+//
+// # What is not
+//
+// Redis confirms a write before it is on a replica or on disk. Each of these can
+// therefore give a key to a second holder while the first one's lease runs:
+//
+//   - a failover (Sentinel, Cluster, a managed service), since replication is
+//     asynchronous;
+//   - a restart without persistence, or with fsync "everysec" after a crash of the
+//     machine; "appendonly yes" with "appendfsync always" keeps locks over any
+//     restart, the default "everysec" over the crash of the process;
+//   - eviction: under memory pressure every policy but "noeviction" may remove locks;
+//   - FLUSHALL, DEL, an operator.
+//
+// The old holder finds out at its next renewal, and its lock is then lost. So does
+// every holder that is paused past its lease, by the garbage collector or by the
+// machine, when it wakes up: until then it may go on writing. Where two holders for
+// a moment would do damage, let the resource check Lock.Token and refuse a smaller
+// one than the largest it has seen. Tokens are max(last+1, the server's clock in µs):
+// after a loss of data they still rise, unless the new server's clock is behind the
+// old one's by more than the time between the two grants.
+//
+// A redis.Ring moves keys to other shards when one of them is down, and so gives
+// them out twice: use it where a lock only saves work. It has no wake-ups either;
+// waiters look at the store up to once a second.
+//
+// # Clients
+//
+// Any redis.UniversalClient works with any of its settings, a pool of one connection
+// included, and is never closed. The commands of this package are sent once: MaxRetries
+// makes no difference, the Locker repeats by its own rules. Recommended:
+//
+//   - ContextTimeoutEnabled: true. Without it a call whose context ended keeps its
+//     connection until ReadTimeout.
+//   - DialerRetries: 1. The default dials five times, 100 ms apart, inside one command.
+//   - ReadTimeout and WriteTimeout below a third of the TTL, so that a hung request
+//     gives its connection back before the lease is over.
+//   - ClusterOptions.ClusterStateReloadInterval: about a second, so that a new master
+//     is found soon.
+//
+// Open sets the first two on its own client, which Locker.Close closes. It does no
+// I/O: the first acquire connects. Its URL is the one of redis.ParseURL, with its
+// parameters, prefix and ttl; the schemes are redis and rediss (TLS).
+//
+// Next to the client's connections there is one for wake-ups while somebody waits. It
+// does not count against the pool. It is checked every three seconds of silence, and
+// replaced if there is no answer in another three.
+//
+// # Errors and hooks
+//
+// Errors are those of package locker. The driver's error stays reachable: errors.As
+// with redis.Error, errors.Is with redis.ErrPoolTimeout. These end a waiting Acquire
+// at once, because waiting does not cure them: NOPERM, NOAUTH, WRONGPASS, DENIED,
+// WRONGTYPE, an unknown command, a wrong database, a closed client, and MOVED where
+// the client is not a ClusterClient. All others are waited out, among them LOADING,
+// BUSY, CLUSTERDOWN, TRYAGAIN, READONLY, NOREPLICAS, MISCONF, OOM and everything about
+// connections. What happens to locks is told to locker.Config.Observer; requests can
+// be watched with a redis.Hook on the client.
+//
+// # Permissions
+//
+// With the prefix "app:" a user needs no more than this, plus select for a database
+// other than 0, and cluster|slots for a ClusterClient:
+//
+//	ACL SETUSER locker on >secret ~app:* &app:* +eval +evalsha +get +set +del
+//	    +time +pttl +pexpire +publish +subscribe +unsubscribe +ping
+//
+// Without the channels (&app:*) or their commands locks work, and waiters go by the
+// clock. A user without scripts cannot take anything.
+//
+// # In Redis
+//
+// For the lock "k" and the prefix P:
+//
+//	Pk                 string, with expiry: the owner id, then " label" if there is one
+//	P NUL "token"      string, without expiry: the last token, one key for all locks;
+//	                   on a cluster P NUL "token:" and a suffix, one for each slot in use
+//	P NUL "wake:k"     channel: the key was released
+//
+// Programs that lock Pk by SET NX PX and release it by compare-and-delete take part:
+// redis-cli, and the Redis lock of most libraries. They may overtake our waiters, and
+// their releases are found by the clock. Redis 6.2 or later.
+package redislock

@@ -1,0 +1,239 @@
+package redislock
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-locker/locker"
+)
+
+// maxResends is how often TryAcquire sends its command again when a connection
+// ended under it: as often as go-redis does by default.
+const maxResends = 3
+
+// grant is one holder's value under one key.
+type grant struct {
+	b      *backend
+	key    string // as the caller named it
+	name   string // in Redis
+	holder string
+	token  uint64
+	ttl    time.Duration
+}
+
+// TryAcquire implements locker.Backend.
+func (b *backend) TryAcquire(ctx context.Context, req locker.Request) (locker.Grant, error) {
+	if req.Mode != locker.ModeExclusive {
+		return nil, locker.ErrUnsupported
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err // go-redis might send it all the same
+	}
+	g := &grant{b: b, key: req.Key, name: b.lock(req.Key), holder: req.Holder(), ttl: req.TTL}
+	var (
+		reply   any
+		err     error
+		unknown bool // one of the sendings may have taken the key
+	)
+	for resends := 0; ; {
+		slotted := b.slotted.Load()
+		reply, err = b.run(ctx, acquireScript, []string{g.name, b.counter(g.name)}, g.holder, millis(req.TTL))
+		if isCrossSlot(err) && !slotted {
+			// A client for one server, and the server is a cluster's node. It
+			// has refused the command as a whole.
+			b.slotted.Store(true)
+			continue
+		}
+		unknown = unknown || err != nil && mayHaveRun(err)
+		// If one of the sendings arrived, the next one finds its own value.
+		if !isBroken(err) || resends == maxResends || ctx.Err() != nil {
+			break
+		}
+		resends++
+	}
+	if err == nil {
+		var held *locker.HeldError
+		if g.token, held, err = acquired(reply); held != nil {
+			held.Key = req.Key
+			return nil, held
+		}
+		unknown = err != nil
+	}
+	switch {
+	case err == nil:
+		return g, nil
+	case unknown:
+		return g, b.failed(err)
+	default:
+		return nil, b.failed(err)
+	}
+}
+
+// acquired reads the reply of acquire.lua.
+func acquired(reply any) (token uint64, held *locker.HeldError, err error) {
+	if token, ok := reply.(int64); ok && token > 0 {
+		return uint64(token), nil, nil
+	}
+	holder, remaining, ok := holding(reply)
+	if !ok {
+		return 0, nil, unexpected(reply)
+	}
+	return 0, &locker.HeldError{Holder: holder, Remaining: remaining}, nil
+}
+
+// holding reads a value and its PTTL.
+func holding(reply any) (holder string, remaining time.Duration, ok bool) {
+	pair, _ := reply.([]any)
+	if len(pair) != 2 {
+		return "", 0, false
+	}
+	holder, ok = pair[0].(string)
+	left, isNumber := pair[1].(int64)
+	if left >= 0 {
+		// A key in its last millisecond is still there. Without an expiry it is -1.
+		remaining = time.Duration(max(left, 1)) * time.Millisecond
+	}
+	return holder, remaining, ok && isNumber
+}
+
+// millis is d in Redis' unit, rounded up.
+func millis(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
+
+// lease is what the store counts for a lease of ttl.
+func lease(ttl time.Duration) locker.Lease {
+	return locker.Lease{TTL: time.Duration(millis(ttl)) * time.Millisecond}
+}
+
+// Token implements locker.Grant.
+func (g *grant) Token() uint64 { return g.token }
+
+// Lease implements locker.Grant.
+func (g *grant) Lease() locker.Lease { return lease(g.ttl) }
+
+// Renew implements locker.Grant.
+func (g *grant) Renew(ctx context.Context, ttl time.Duration) (locker.Lease, error) {
+	return g.set(ctx, ttl, "renew")
+}
+
+// Release implements locker.Grant.
+func (g *grant) Release(ctx context.Context) error {
+	reply, err := g.b.run(ctx, releaseScript, []string{g.name}, g.holder, g.b.channel(g.key))
+	if err != nil {
+		return g.b.failed(err)
+	}
+	return mine(reply)
+}
+
+// Extend implements locker.Extender.
+func (b *backend) Extend(ctx context.Context, g locker.Grant, ttl time.Duration) (locker.Lease, error) {
+	own, ok := g.(*grant)
+	if !ok {
+		return locker.Lease{}, foreign(g)
+	}
+	return own.set(ctx, ttl, "extend")
+}
+
+func (g *grant) set(ctx context.Context, ttl time.Duration, how string) (locker.Lease, error) {
+	reply, err := g.b.run(ctx, renewScript, []string{g.name}, g.holder, millis(ttl), how)
+	if err == nil {
+		err = mine(reply)
+	} else {
+		err = g.b.failed(err)
+	}
+	if err != nil {
+		return locker.Lease{}, err
+	}
+	return lease(ttl), nil
+}
+
+// mine reads the reply of release.lua and renew.lua.
+func mine(reply any) error {
+	switch reply {
+	case int64(1):
+		return nil
+	case int64(0):
+		return &locker.LostError{Reason: locker.ReasonExpired}
+	case int64(-1):
+		return &locker.LostError{Reason: locker.ReasonTaken}
+	}
+	return unexpected(reply)
+}
+
+func foreign(g locker.Grant) error { return invalidf("a grant of type %T is not this backend's", g) }
+
+// RenewAll implements locker.BatchRenewer: one pipeline for all, or one for each
+// node of a cluster at the same time, so that a node which hangs holds up nobody
+// but its own locks.
+func (b *backend) RenewAll(ctx context.Context, renewals []locker.Renewal, answer func(i int, l locker.Lease, err error)) {
+	batches := b.byNode(ctx, renewals, answer)
+	if len(batches) == 1 {
+		for _, batch := range batches {
+			b.renew(ctx, renewals, batch, answer)
+		}
+		return
+	}
+	var wg sync.WaitGroup
+	for _, batch := range batches {
+		wg.Go(func() { b.renew(ctx, renewals, batch, answer) })
+	}
+	wg.Wait()
+}
+
+// byNode divides the renewals, by their indices, among the nodes that serve them.
+// Those that are not for this backend are answered.
+func (b *backend) byNode(ctx context.Context, renewals []locker.Renewal, answer func(int, locker.Lease, error)) map[*redis.Client][]int {
+	batches := make(map[*redis.Client][]int)
+	for i, r := range renewals {
+		g, ok := r.Grant.(*grant)
+		if !ok {
+			answer(i, locker.Lease{}, foreign(r.Grant))
+			continue
+		}
+		var node *redis.Client
+		if b.cluster != nil {
+			// An error leaves it to the pipeline to find the node, or to say why not.
+			node, _ = b.cluster.MasterForKey(ctx, g.name)
+		}
+		batches[node] = append(batches[node], i)
+	}
+	return batches
+}
+
+// renew renews the batch, a part of the renewals given by its indices, in one
+// pipeline, and in a second one what the server's script cache did not serve.
+func (b *backend) renew(ctx context.Context, renewals []locker.Renewal, batch []int, answer func(int, locker.Lease, error)) {
+	for _, command := range []func(script, context.Context, []string, ...any) once{script.byName, script.bySource} {
+		cmds := make([]once, len(batch))
+		pipe := b.rdb.Pipeline()
+		for n, i := range batch {
+			g := renewals[i].Grant.(*grant)
+			cmds[n] = command(renewScript, ctx, []string{g.name}, g.holder, millis(renewals[i].TTL), "renew")
+			_ = pipe.Process(ctx, cmds[n])
+		}
+		_, _ = pipe.Exec(ctx) // its error is in the commands
+		var uncached []int
+		for n, i := range batch {
+			switch err := cmds[n].Err(); {
+			case isUncached(err):
+				uncached = append(uncached, i)
+			case err != nil:
+				answer(i, locker.Lease{}, b.failed(err))
+			default:
+				if err := mine(cmds[n].Val()); err != nil {
+					answer(i, locker.Lease{}, err)
+				} else {
+					answer(i, lease(renewals[i].TTL), nil)
+				}
+			}
+		}
+		if len(uncached) == 0 {
+			return
+		}
+		batch = uncached
+	}
+}

@@ -1,0 +1,115 @@
+package redislock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-locker/locker"
+)
+
+const maxPrefixBytes = 512
+
+// Config configures a Locker on Redis. A nil *Config stands for the defaults.
+type Config struct {
+	locker.Config
+
+	// Prefix stands in front of every key: the lock "k" is the key Prefix+"k" in
+	// Redis, byte for byte. It is valid UTF-8 without NUL, of at most 512 bytes.
+	// Clients of other libraries that are to take part have to use the same key.
+	Prefix string
+}
+
+// New returns a Locker on the server, or the servers, of rdb. It does no I/O and
+// never closes rdb. Bad settings are locker.ErrInvalid.
+func New(rdb redis.UniversalClient, cfg *Config) (locker.Locker, error) {
+	b, err := NewBackend(rdb, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	return locker.New(b, &cfg.Config)
+}
+
+// NewBackend returns the Backend of New, for wrapping it. Of cfg it uses Prefix
+// only. It does no I/O and never closes rdb. Bad settings are locker.ErrInvalid.
+func NewBackend(rdb redis.UniversalClient, cfg *Config) (locker.Backend, error) {
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	return newBackend(rdb, cfg.Prefix)
+}
+
+// backend implements locker.Backend. Next to what it shares with rdb it owns the
+// connection that listens for wake-ups.
+type backend struct {
+	names
+	rdb      redis.UniversalClient
+	cluster  *redis.ClusterClient // rdb, if it is one
+	listener *listener
+	owned    io.Closer // the client, if Open made it
+}
+
+var (
+	_ locker.Backend      = (*backend)(nil)
+	_ locker.Waker        = (*backend)(nil)
+	_ locker.Extender     = (*backend)(nil)
+	_ locker.BatchRenewer = (*backend)(nil)
+	_ locker.Inspector    = (*backend)(nil)
+	_ locker.Closer       = (*backend)(nil)
+)
+
+func newBackend(rdb redis.UniversalClient, prefix string) (*backend, error) {
+	switch v := reflect.ValueOf(rdb); {
+	case !v.IsValid(), v.Kind() == reflect.Pointer && v.IsNil():
+		return nil, invalidf("no Redis client")
+	case len(prefix) > maxPrefixBytes:
+		return nil, invalidf("prefix of %d bytes, at most %d are allowed", len(prefix), maxPrefixBytes)
+	case !utf8.ValidString(prefix):
+		return nil, invalidf("prefix %q is not valid UTF-8", prefix)
+	case strings.ContainsRune(prefix, 0):
+		return nil, invalidf("prefix %q contains a NUL byte", prefix)
+	}
+	b := &backend{rdb: rdb}
+	b.prefix = prefix
+	if c, ok := rdb.(*redis.ClusterClient); ok {
+		b.cluster = c
+		b.slotted.Store(true)
+	}
+	b.listener = newListener(b)
+	return b, nil
+}
+
+func invalidf(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{locker.ErrInvalid}, args...)...)
+}
+
+// Info implements locker.Backend.
+func (b *backend) Info() locker.Info {
+	return locker.Info{
+		Name: "redis",
+		Can: locker.CapExclusive | locker.CapToken | locker.CapHolder | locker.CapWakeUp |
+			locker.CapExtend | locker.CapExpiry | locker.CapInterop | locker.CapInspect,
+		Unit:   time.Millisecond,
+		MinTTL: time.Millisecond,
+	}
+}
+
+// Close implements locker.Closer. It ends the listening connection and, if Open
+// made it, the client. It waits until nothing runs any more, or ctx ends.
+func (b *backend) Close(ctx context.Context) error {
+	err := b.listener.close(ctx)
+	if b.owned != nil {
+		err = errors.Join(err, b.owned.Close())
+	}
+	return err
+}

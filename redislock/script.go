@@ -1,0 +1,93 @@
+package redislock
+
+import (
+	"context"
+	"crypto/sha1"
+	_ "embed"
+	"encoding/hex"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+)
+
+var (
+	//go:embed acquire.lua
+	acquireSource string
+	//go:embed release.lua
+	releaseSource string
+	//go:embed renew.lua
+	renewSource string
+	//go:embed inspect.lua
+	inspectSource string
+
+	acquireScript = newScript(acquireSource)
+	releaseScript = newScript(releaseSource)
+	renewScript   = newScript(renewSource)
+	inspectScript = newScript(inspectSource)
+)
+
+// script is a Lua script and the name by which a server's cache knows it. None of
+// them begins with a "#!" line: a server that is out of memory refuses those
+// altogether, and a release has to work then.
+type script struct{ source, sha string }
+
+func newScript(source string) script {
+	sum := sha1.Sum([]byte(source))
+	return script{source: source, sha: hex.EncodeToString(sum[:])}
+}
+
+// once is a command that the driver sends one time only. A re-sent release would
+// find its key gone and report a loss; and only an error that belongs to one
+// sending tells whether the server may have seen the command. What is worth
+// sending again is sent again by the Locker, or by TryAcquire.
+type once struct{ *redis.Cmd }
+
+// NoRetry implements redis.Cmder.
+func (once) NoRetry() bool { return true }
+
+// byName is the command that runs s out of the server's cache.
+func (s script) byName(ctx context.Context, keys []string, args ...any) once {
+	return s.command(ctx, "evalsha", s.sha, keys, args)
+}
+
+// bySource is the command that runs s and puts it into the server's cache.
+func (s script) bySource(ctx context.Context, keys []string, args ...any) once {
+	return s.command(ctx, "eval", s.source, keys, args)
+}
+
+func (s script) command(ctx context.Context, name, text string, keys []string, args []any) once {
+	all := make([]any, 0, 3+len(keys)+len(args))
+	all = append(all, name, text, len(keys))
+	for _, key := range keys {
+		all = append(all, key)
+	}
+	cmd := redis.NewCmd(ctx, append(all, args...)...)
+	// Told where the keys are, a ClusterClient does not ask the server for a table
+	// of all commands first, or again and again if it may not have it.
+	cmd.SetFirstKeyPos(3)
+	cmd.SetStepCount(1)
+	return once{cmd}
+}
+
+// run runs s in one request, or in two if the server does not have it yet.
+func (b *backend) run(ctx context.Context, s script, keys []string, args ...any) (any, error) {
+	cmd := s.byName(ctx, keys, args...)
+	err := b.rdb.Process(ctx, cmd)
+	if isUncached(err) {
+		cmd = s.bySource(ctx, keys, args...)
+		err = b.rdb.Process(ctx, cmd)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return cmd.Val(), nil
+}
+
+// isUncached reports that the server's script cache is empty: a restart, a
+// failover, SCRIPT FLUSH.
+func isUncached(err error) bool { return redis.HasErrorPrefix(err, "NOSCRIPT") }
+
+// unexpected is the error for a reply that none of our scripts gives.
+func unexpected(reply any) error {
+	return fmt.Errorf("redislock: unexpected reply of type %T", reply)
+}
