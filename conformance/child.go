@@ -1,0 +1,286 @@
+package conformance
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-locker/locker"
+)
+
+// The process cases need other processes that use the same store, and die. The
+// suite starts its own executable again. That one builds the same Harness,
+// opens one Locker and does what it is told, one JSON object per line: requests
+// on standard input, answers on standard output behind a mark, because go test
+// prints there too. It ends when standard input does, and so not later than
+// the process that started it.
+
+const (
+	// childEnv tells a process that it is a child, and which call of Run is
+	// meant to notice.
+	childEnv   = "LOCKER_CONFORMANCE_CHILD"
+	programRun = "program"
+
+	mark = "locker-conformance:"
+)
+
+// process is how to start this executable as a child.
+type process struct {
+	args []string
+	run  string // the value of childEnv
+}
+
+// testProcess starts a test binary so that it reaches the test of that name.
+func testProcess(test string) process {
+	parts := strings.Split(test, "/")
+	for i, p := range parts {
+		parts[i] = "^" + regexp.QuoteMeta(p) + "$"
+	}
+	return process{args: []string{"-test.run=" + strings.Join(parts, "/"), "-test.count=1"}, run: test}
+}
+
+// programProcess starts a program as this one was started.
+func programProcess() process {
+	return process{args: os.Args[1:], run: programRun}
+}
+
+// Child makes a program that calls Check able to start itself again for the
+// process cases: it has to call Child first, with the same Harness. If ran is
+// true, this process was such a child, has done its work, and should exit.
+func Child(ctx context.Context, h Harness) (ran bool) {
+	serving, mine := childOf(programRun)
+	if mine {
+		serveChild(ctx, &h)
+	}
+	return serving
+}
+
+// childOf reports whether this process is a child, and whether it belongs to
+// the given run.
+func childOf(run string) (serving, mine bool) {
+	env, ok := os.LookupEnv(childEnv)
+	return ok, ok && env == run
+}
+
+// request is a line to a child, answer one from it.
+type request struct {
+	ID   int
+	Op   string        // "acquire", "release"
+	Lock int           // the id of the acquire: names the lock
+	Key  string        `json:",omitempty"`
+	TTL  time.Duration `json:",omitempty"`
+}
+
+type answer struct {
+	ID    int
+	Err   string        `json:",omitempty"`
+	Token uint64        `json:",omitempty"`
+	TTL   time.Duration `json:",omitempty"`
+}
+
+// serveChild obeys standard input until its end.
+func serveChild(ctx context.Context, h *Harness) {
+	l, err := h.Open(ctx)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "Harness.Open:", err)
+		return
+	}
+	defer closeNow(ctx, l)
+
+	var mu sync.Mutex
+	locks := make(map[int]locker.Lock)
+	send := func(a answer) {
+		line, _ := json.Marshal(a)
+		mu.Lock()
+		defer mu.Unlock()
+		fmt.Printf("\n%s%s\n", mark, line)
+	}
+	do := func(r request) (answer, error) {
+		a := answer{ID: r.ID}
+		switch r.Op {
+		case "acquire":
+			k, err := l.Acquire(ctx, r.Key, locker.WithTTL(r.TTL))
+			if err != nil {
+				return a, err
+			}
+			mu.Lock()
+			locks[r.ID] = k
+			mu.Unlock()
+			a.Token, a.TTL = k.Token(), k.TTL()
+			return a, nil
+		case "release":
+			mu.Lock()
+			k := locks[r.Lock]
+			delete(locks, r.Lock)
+			mu.Unlock()
+			if k == nil {
+				return a, errors.New("no such lock")
+			}
+			return a, k.Release(ctx)
+		}
+		return a, fmt.Errorf("unknown operation %q", r.Op)
+	}
+	send(answer{}) // ready
+	for in := json.NewDecoder(os.Stdin); ; {
+		var r request
+		if err := in.Decode(&r); err != nil {
+			return
+		}
+		go func() {
+			a, err := do(r)
+			if err != nil {
+				a.Err = err.Error()
+			}
+			send(a)
+		}()
+	}
+}
+
+// child is another process with a Locker, seen from here.
+type child struct {
+	t      *trial
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	exited chan struct{}
+	stderr strings.Builder // complete after exited
+
+	mu      sync.Mutex
+	calls   int
+	answers map[int]chan answer
+}
+
+// child starts a process and waits until its Locker is open.
+func (t *trial) child() *child {
+	exe, err := os.Executable()
+	t.mustWork("starting a process", err)
+	p := t.suite.process
+	c := &child{t: t, exited: make(chan struct{}), answers: make(map[int]chan answer)}
+	c.cmd = exec.Command(exe, p.args...)
+	c.cmd.Env = append(append(os.Environ(), t.suite.h.Env...), childEnv+"="+p.run)
+	c.cmd.Stderr = &c.stderr
+	c.in, err = c.cmd.StdinPipe()
+	t.mustWork("starting a process", err)
+	out, err := c.cmd.StdoutPipe()
+	t.mustWork("starting a process", err)
+	t.mustWork("starting a process", c.cmd.Start())
+	t.mu.Lock()
+	t.children = append(t.children, c)
+	t.mu.Unlock()
+
+	ready := c.expect(0)
+	t.running.Go(func() {
+		defer close(c.exited)
+		c.read(out)
+		_ = c.cmd.Wait()
+	})
+	c.await(ready)
+	return c
+}
+
+// read hands out the answers until the process closes its standard output.
+func (c *child) read(out io.Reader) {
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		_, text, ok := strings.Cut(lines.Text(), mark)
+		var a answer
+		if !ok || json.Unmarshal([]byte(text), &a) != nil {
+			continue // a print of go test, or of the program
+		}
+		c.mu.Lock()
+		ch := c.answers[a.ID]
+		delete(c.answers, a.ID)
+		c.mu.Unlock()
+		if ch != nil {
+			ch <- a
+		}
+	}
+}
+
+func (c *child) expect(id int) <-chan answer {
+	ch := make(chan answer, 1)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.answers[id] = ch
+	return ch
+}
+
+// await returns the answer, which has to be good.
+func (c *child) await(ch <-chan answer) answer {
+	select {
+	case a := <-ch:
+		c.t.must(a.Err == "", "a good answer of the other process", "%s", a.Err)
+		return a
+	case <-c.exited:
+		c.t.mustWork("the other process", fmt.Errorf("it ended: %v\n%s", c.cmd.ProcessState, &c.stderr))
+	case <-c.t.ctx.Done():
+		c.t.must(false, "an answer of the other process", "none: %v", context.Cause(c.t.ctx))
+	}
+	panic("unreachable")
+}
+
+// send sends a request and returns where its answer will come.
+func (c *child) send(r request) (id int, ch <-chan answer) {
+	c.mu.Lock()
+	c.calls++
+	r.ID = c.calls
+	c.mu.Unlock()
+	ch = c.expect(r.ID)
+	line, err := json.Marshal(r)
+	c.t.mustWork("the other process", err)
+	c.mu.Lock()
+	_, err = c.in.Write(append(line, '\n'))
+	c.mu.Unlock()
+	c.t.mustWork("the other process", err)
+	return r.ID, ch
+}
+
+// acquire lets the process acquire key, and waits until it has.
+func (c *child) acquire(key string, ttl time.Duration) *remoteLock {
+	id, ch := c.send(request{Op: "acquire", Key: key, TTL: ttl})
+	a := c.await(ch)
+	return &remoteLock{c: c, id: id, token: a.Token, ttl: a.TTL}
+}
+
+// queue lets the process acquire key, and does not wait.
+func (c *child) queue(key string, ttl time.Duration) {
+	c.send(request{Op: "acquire", Key: key, TTL: ttl})
+}
+
+// kill ends the process as a crash does, and waits until it is gone.
+func (c *child) kill() {
+	_ = c.cmd.Process.Kill()
+	<-c.exited
+}
+
+// end lets the process come to its end; one that does not is killed.
+func (c *child) end() {
+	_ = c.in.Close()
+	if !within(c.exited, prompt) {
+		c.kill()
+	}
+}
+
+// remoteLock is a lock that a child holds. The child renews it; here it counts
+// as held until its release is asked for.
+type remoteLock struct {
+	c     *child
+	id    int
+	token uint64
+	ttl   time.Duration
+}
+
+func (k *remoteLock) Token() uint64 { return k.token }
+func (k *remoteLock) Err() error    { return nil }
+
+func (k *remoteLock) release() {
+	_, ch := k.c.send(request{Op: "release", Lock: k.id})
+	k.c.await(ch)
+}

@@ -1,0 +1,90 @@
+package conformance
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/go-locker/locker"
+)
+
+// DefaultTTL is the working TTL of a Harness that sets none.
+const DefaultTTL = time.Second
+
+// Harness is how the suite reaches what it judges.
+type Harness struct {
+	// Open returns a new Locker on the one store, with a client of its own:
+	// what another process would have. Required. Every case opens its own
+	// Lockers and closes them at its end.
+	Open func(ctx context.Context) (locker.Locker, error)
+
+	// Can is what the Locker promises. Zero: the suite asks the Locker itself,
+	// by the method Info that the Locker of locker.New has.
+	Can locker.Capability
+
+	// TTL is the lease that most cases work with. Zero: DefaultTTL. The passing
+	// of time is waited for in multiples of it; bounds on promptness do not
+	// depend on it. Shorter is faster, and less tolerant of a busy machine.
+	TTL time.Duration
+
+	// Names returns every name in the store that is about locks at the moment:
+	// held keys, waiters, channels; not the documented, bounded counters.
+	// Optional: it makes the cases on residue runnable.
+	Names func(ctx context.Context) ([]string, error)
+
+	// Env is added to the environment of the processes that the suite starts,
+	// and lets a Harness built there reach the same store. Optional: not nil
+	// makes the process cases runnable; an empty one is enough if the store
+	// needs no telling. The processes are copies of this one: see Run and Child.
+	Env []string
+
+	// Requests returns how many requests the clients of all opened Lockers have
+	// sent so far. Optional: it makes the cases on load runnable.
+	Requests func() int64
+}
+
+func (h *Harness) parts() (p Part) {
+	if h.Names != nil {
+		p |= PartNames
+	}
+	if h.Env != nil {
+		p |= PartProcesses
+	}
+	if h.Requests != nil {
+		p |= PartRequests
+	}
+	return p
+}
+
+// Run judges h under go test: one subtest per case, with the case's id as its
+// name, in the order of the table. go test's own -run chooses cases:
+//
+//	go test -run 'TestConformance/R2/cancelled-context'
+//
+// The process cases start this very test binary again, with -test.run set to
+// the calling test. There, Run does not judge: it does what it is told on
+// standard input. So Run has to be reached by a test of that name alone, with a
+// Harness that is built in the same way.
+func Run(t *testing.T, h Harness) {
+	if serving, mine := childOf(t.Name()); serving {
+		if mine {
+			serveChild(t.Context(), &h)
+		}
+		return
+	}
+	s := newSuite(t.Context(), h, testProcess(t.Name()))
+	for _, c := range Cases() {
+		t.Run(c.ID, func(t *testing.T) {
+			r := s.judge(t.Context(), c)
+			switch {
+			case r.Status == Skip:
+				t.Skip(r.Reason)
+			case r.Status == Fail && c.Level == Should:
+				t.Log(r)
+			case r.Status != Pass:
+				t.Error(r)
+			}
+		})
+	}
+	t.Log(s.report.Summary())
+}

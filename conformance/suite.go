@@ -1,0 +1,207 @@
+package conformance
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"regexp"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-locker/locker"
+)
+
+// Check judges h without go test. filter chooses cases by their id; nil stands
+// for all. each, if not nil, is called with every result as it comes.
+//
+// A program that calls Check with a Harness that has an Env has to call Child
+// first thing. It blocks until the last case has ended, or ctx; what has not run
+// by then is an Error.
+func Check(ctx context.Context, h Harness, filter *regexp.Regexp, each func(Result)) *Report {
+	s := newSuite(ctx, h, programProcess())
+	for _, c := range Cases() {
+		if filter != nil && !filter.MatchString(c.ID) {
+			continue
+		}
+		r := s.judge(ctx, c)
+		if each != nil {
+			each(r)
+		}
+	}
+	return &s.report
+}
+
+// suite is one run over the table.
+type suite struct {
+	h       Harness
+	info    locker.Info // only Can is known of a Locker that does not tell
+	broken  error       // Open failed: no case can run
+	process process
+	prefix  string // of every key of this run
+	report  Report
+}
+
+func newSuite(ctx context.Context, h Harness, p process) *suite {
+	h.TTL = cmp.Or(h.TTL, DefaultTTL)
+	s := &suite{h: h, process: p, prefix: "conformance-" + rand.Text()[:8]}
+	if h.Open == nil {
+		s.broken = errors.New("Harness.Open is nil")
+		return s
+	}
+	l, err := h.Open(ctx)
+	if err != nil {
+		s.broken = fmt.Errorf("Harness.Open: %w", err)
+		return s
+	}
+	defer closeNow(ctx, l)
+	if teller, ok := l.(interface{ Info() locker.Info }); ok {
+		s.info = teller.Info()
+	}
+	if h.Can != 0 {
+		s.info.Can = h.Can
+	}
+	if s.info.Can == 0 {
+		s.broken = errors.New("Harness.Can is zero, and the Locker has no Info to ask")
+	}
+	s.report.Backend, s.report.Can = s.info.Name, s.info.Can
+	return s
+}
+
+// judge runs one case and adds its result to the report.
+func (s *suite) judge(ctx context.Context, c Case) Result {
+	start := time.Now()
+	r := s.run(ctx, c)
+	r.Case, r.Took = c, time.Since(start)
+	s.report.Results = append(s.report.Results, r)
+	return r
+}
+
+// run runs one case, on a goroutine of its own, so that a stuck one can be ended
+// and left behind.
+func (s *suite) run(ctx context.Context, c Case) Result {
+	if s.broken != nil {
+		return Result{Status: Error, Reason: s.broken.Error()}
+	}
+	if err := ctx.Err(); err != nil {
+		return Result{Status: Error, Reason: "not run: " + err.Error()}
+	}
+	if missing := s.missing(c); missing != "" {
+		return Result{Status: Skip, Reason: "no " + missing}
+	}
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	t := &trial{
+		ctx: ctx, suite: s, ttl: s.h.TTL,
+		name: s.prefix + "/" + strings.ReplaceAll(c.ID, "/", "-"),
+	}
+	limit := 30*time.Second + 20*t.ttl
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer t.recover()
+		c.run(t)
+	}()
+	if !within(ended, limit) {
+		// The ended context frees what waits for a lock or an answer.
+		t.fail(fmt.Sprintf("the case has not ended after %v; goroutines:\n%s", limit, stacks()), "an end")
+		cancel(errStuck)
+		within(ended, prompt)
+	}
+	cancel(errOver)
+	t.close()
+	return t.result()
+}
+
+// missing names what c needs and does not get.
+func (s *suite) missing(c Case) string {
+	names := (c.Uses &^ s.h.parts()).Strings()
+	if lacks := c.Needs &^ s.info.Can; lacks != 0 {
+		names = slices.Insert(names, 0, lacks.String())
+	}
+	return strings.Join(names, ", ")
+}
+
+var (
+	errStuck = errors.New("conformance: the case took too long")
+	errOver  = errors.New("conformance: the case is over")
+)
+
+// within waits for ch to be closed, but not longer than d.
+func within(ch <-chan struct{}, d time.Duration) bool {
+	if d <= 0 {
+		return isClosed(ch)
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ch:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
+
+// closeNow closes l without waiting for holders.
+func closeNow(ctx context.Context, l locker.Locker) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	cancel()
+	_ = l.Close(ctx)
+}
+
+func stacks() string {
+	buf := make([]byte, 64<<10)
+	return string(buf[:runtime.Stack(buf, true)])
+}
+
+// recover is deferred on every goroutine of a case. A panic in the suite's own
+// code is the suite's defect; a panic anywhere else is the Locker's.
+func (t *trial) recover() {
+	v := recover()
+	if v == nil {
+		return
+	}
+	stack := debug.Stack()
+	if panickedHere() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.broken = fmt.Errorf("panic: %v\n%s", v, stack)
+		return
+	}
+	t.fail(fmt.Sprintf("panic: %v\n%s", v, stack), "no panic")
+}
+
+// panickedHere reports whether the code that panicked belongs to this package.
+func panickedHere() bool {
+	pcs := make([]uintptr, 64)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(0, pcs)])
+	inPanic := false
+	for {
+		f, more := frames.Next()
+		switch {
+		case f.Function == "runtime.gopanic":
+			inPanic = true
+		case inPanic && !strings.HasPrefix(f.Function, "runtime."):
+			return strings.HasPrefix(f.Function, packagePath)
+		}
+		if !more {
+			return false
+		}
+	}
+}
+
+const packagePath = "github.com/go-locker/locker/conformance."

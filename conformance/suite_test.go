@@ -1,0 +1,222 @@
+package conformance_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/conformance"
+)
+
+// only makes a filter for one case.
+func only(id string) *regexp.Regexp { return regexp.MustCompile("^" + regexp.QuoteMeta(id) + "$") }
+
+// judge runs one case on a world of its own, in a bubble: on a clock that does
+// not depend on the machine.
+func judge(t *testing.T, id string, set func(*world)) conformance.Result {
+	t.Helper()
+	var report *conformance.Report
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		if set != nil {
+			set(w)
+		}
+		report = conformance.Check(t.Context(), w.harness(), only(id), nil)
+		time.Sleep(time.Minute) // what a Locker has given up on comes to its end
+	})
+	require.Len(t, report.Results, 1)
+	return report.Results[0]
+}
+
+// bubbleCases are the cases that need no processes, which a bubble cannot have.
+func bubbleCases() []conformance.Case {
+	return slices.DeleteFunc(conformance.Cases(), func(c conformance.Case) bool {
+		return c.Uses&conformance.PartProcesses != 0
+	})
+}
+
+func TestCases_areWellFormed(t *testing.T) {
+	seen := make(map[string]bool)
+	rules := make(map[string]string)
+	for _, c := range conformance.Cases() {
+		require.Regexp(t, `^([GHRWK]\d|House)/[a-z0-9-]+$`, c.ID)
+		require.False(t, seen[c.ID], "%s twice", c.ID)
+		seen[c.ID] = true
+		require.Contains(t, []conformance.Level{conformance.Must, conformance.Should}, c.Level, c.ID)
+		require.True(t, strings.HasSuffix(c.Rule, "."), "%s: the rule is a sentence: %q", c.ID, c.Rule)
+		id, _, _ := strings.Cut(c.ID, "/")
+		if other, ok := rules[c.Rule]; ok {
+			require.Equal(t, other, id, "one sentence under two rules: %q", c.Rule)
+		}
+		rules[c.Rule] = id
+		for _, cite := range c.Cites {
+			require.Regexp(t, `^C\d{2,3}$`, cite, c.ID)
+		}
+	}
+}
+
+func TestCases_passOnMemory(t *testing.T) {
+	for _, c := range bubbleCases() {
+		if r := judge(t, c.ID, nil); r.Status != conformance.Pass {
+			t.Error(r)
+		}
+	}
+}
+
+func TestCases_passOnASlowStoreThatPushesNoLosses(t *testing.T) {
+	for _, c := range bubbleCases() {
+		r := judge(t, c.ID, func(w *world) {
+			w.latency = 2 * time.Millisecond
+			w.unsaid = true
+		})
+		if r.Status != conformance.Pass {
+			t.Error(r)
+		}
+	}
+}
+
+func TestCheck_filtersAndReports(t *testing.T) {
+	var seen []string
+	h := newWorld().harness()
+	h.TTL = 200 * time.Millisecond
+	r := conformance.Check(t.Context(), h, regexp.MustCompile(`^R1/|^W1/killed`), func(r conformance.Result) {
+		seen = append(seen, r.Case.ID)
+		require.NotContains(t, r.String(), "\n")
+	})
+	require.Equal(t, "memory", r.Backend)
+	require.True(t, r.Can.Has(locker.CapExclusive|locker.CapFIFO))
+	require.Len(t, r.Results, len(seen))
+	require.Equal(t, []string{"R1/twice", "R1/at-once", "R1/late", "R1/around-expiry", "R1/forced", "W1/killed-holder"}, seen, "table order")
+	require.True(t, r.OK())
+	require.Equal(t, "6 cases: 5 pass, 1 skip, 0 fail, 0 error; skipped: 1 × no Harness.Env", r.Summary())
+}
+
+func TestCheck_skipsNameWhatIsMissing(t *testing.T) {
+	h := newWorld().harness()
+	h.Can = locker.CapExclusive
+	h.Requests = nil
+	r := conformance.Check(t.Context(), h, only("W2/one-remote-waiter"), nil).Results[0]
+	require.Equal(t, conformance.Skip, r.Status)
+	require.Equal(t, "no wake-up, Harness.Requests", r.Reason)
+}
+
+func TestCheck_failureTellsSeenWantedRuleAndPlace(t *testing.T) {
+	r := judge(t, "R2/cancelled-context", func(w *world) {
+		w.release = func(context.Context, *grant) error { return errors.New("out of order") }
+	})
+	require.Equal(t, conformance.Fail, r.Status)
+	require.Regexp(t, `^fail  R2/cancelled-context
+	seen:   Release: .*out of order
+	wanted: nil: the context was over before the call
+	rule:   MUST The work runs detached; .*
+	at:     release.go:\d+`, r.String())
+}
+
+func TestCheck_failedShouldIsReportedAndFailsNobody(t *testing.T) {
+	i := slices.IndexFunc(mutants, func(m mutant) bool { return m.name == "waiter-starves" })
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		mutants[i].set(w)
+		r := conformance.Check(t.Context(), w.harness(), only("W2/no-starvation"), nil)
+		require.Equal(t, conformance.Fail, r.Results[0].Status)
+		require.True(t, r.OK())
+		require.Equal(t, "1 cases: 0 pass, 0 skip, 1 fail, 0 error (1 of the failed are SHOULD)", r.Summary())
+	})
+}
+
+func TestCheck_brokenHarnessIsAnError(t *testing.T) {
+	errBroken := errors.New("the server is not there")
+	for name, tc := range map[string]struct {
+		id     string
+		breaks func(*conformance.Harness)
+		want   string
+	}{
+		"no Open": {"G3/owner", func(h *conformance.Harness) { h.Open = nil }, "Harness.Open is nil"},
+		"Open fails": {"G3/owner", func(h *conformance.Harness) {
+			h.Open = func(context.Context) (locker.Locker, error) { return nil, errBroken }
+		}, "Harness.Open: " + errBroken.Error()},
+		"Open fails later": {"G3/owner", func(h *conformance.Harness) {
+			open, n := h.Open, 0
+			h.Open = func(ctx context.Context) (locker.Locker, error) {
+				if n++; n > 2 {
+					return nil, errBroken
+				}
+				return open(ctx)
+			}
+		}, "Harness.Open: " + errBroken.Error()},
+		"Names fails": {"W3/no-residue", func(h *conformance.Harness) {
+			h.Names = func(context.Context) ([]string, error) { return nil, errBroken }
+		}, "Harness.Names: " + errBroken.Error()},
+		"capabilities unknown": {"G3/owner", func(h *conformance.Harness) {
+			open := h.Open
+			h.Open = func(ctx context.Context) (locker.Locker, error) {
+				l, err := open(ctx)
+				return struct{ locker.Locker }{l}, err
+			}
+		}, "Harness.Can is zero, and the Locker has no Info to ask"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newWorld().harness()
+			tc.breaks(&h)
+			report := conformance.Check(t.Context(), h, only(tc.id), nil)
+			r := report.Results[0]
+			require.Equal(t, conformance.Error, r.Status, "%v", r)
+			require.Equal(t, tc.want, r.Reason)
+			require.False(t, report.OK())
+		})
+	}
+}
+
+func TestCheck_endedContextRunsNothing(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r := conformance.Check(ctx, newWorld().harness(), only("G3/owner"), nil).Results[0]
+	require.Equal(t, conformance.Error, r.Status)
+	require.Equal(t, "not run: context canceled", r.Reason)
+}
+
+func TestCheck_panicOfTheLockerIsAFailure(t *testing.T) {
+	for _, id := range []string{"G3/owner", "G1/goroutines"} { // on the case's goroutine, and on others
+		r := judge(t, id, acquires(func(context.Context, acquiring) (locker.Lock, error) { panic("no such thing") }))
+		require.Equal(t, conformance.Fail, r.Status, "%v", r)
+		require.Contains(t, r.String(), "panic: no such thing")
+		require.Contains(t, r.String(), "suite_test.go")
+	}
+}
+
+func TestCheck_stuckCaseIsEndedAndShown(t *testing.T) {
+	r := judge(t, "G1/goroutines", func(w *world) {
+		w.locker = lockers(func(l locker.Locker, _ int) wrapped {
+			closed := make(chan struct{})
+			return wrapped{Locker: l,
+				acquire: func(context.Context, string, ...locker.Option) (locker.Lock, error) {
+					<-closed // whatever the context says
+					return nil, locker.ErrClosed
+				},
+				close: func(ctx context.Context) error {
+					close(closed)
+					return l.Close(ctx)
+				},
+			}
+		})
+	})
+	require.Equal(t, conformance.Fail, r.Status)
+	require.Contains(t, r.String(), "the case has not ended after 50s")
+	require.Contains(t, r.String(), "suite_test.go")
+	require.Less(t, r.Took, 2*time.Minute)
+}
+
+func ExampleCheck() {
+	report := conformance.Check(context.Background(), newWorld().harness(), regexp.MustCompile("^R2/cancelled"), nil)
+	fmt.Println(report.OK(), report.Summary())
+	// Output: true 1 cases: 1 pass, 0 skip, 0 fail, 0 error
+}
