@@ -2,6 +2,7 @@ package locker
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"time"
 )
@@ -45,9 +46,6 @@ func (c *core) TryAcquire(ctx context.Context, key string, opts ...Option) (Lock
 			return h, nil
 		}
 	}
-	if he, ok := err.(*HeldError); ok {
-		return nil, he // it names the key itself
-	}
 	return nil, c.fail("acquire", key, err)
 }
 
@@ -77,9 +75,11 @@ func (cl *call) request() Request {
 }
 
 // ended is the error of a call whose context ended.
-func (cl *call) ended() error {
-	e := &endedError{err: cl.ctx.Err(), held: cl.held, last: cl.last}
-	if cause := context.Cause(cl.ctx); cause != e.err {
+func (cl *call) ended() error { return ended(cl.ctx, cl.held, cl.last) }
+
+func ended(ctx context.Context, held *HeldError, last error) error {
+	e := &endedError{err: ctx.Err(), held: held, last: last}
+	if cause := context.Cause(ctx); cause != e.err {
 		e.cause = cause
 	}
 	return e
@@ -121,11 +121,28 @@ func (e *endedError) Unwrap() []error {
 	return errs
 }
 
+// over reports whether the call's context has ended. A driver can see a deadline
+// pass a moment before the context does.
+func (cl *call) over() bool {
+	if cl.ctx.Err() != nil {
+		return true
+	}
+	end, ok := cl.ctx.Deadline()
+	if !ok || time.Now().Before(end) {
+		return false
+	}
+	<-cl.ctx.Done()
+	return true
+}
+
 // note remembers what stood in the call's way.
 func (cl *call) note(err error) {
-	if he, ok := err.(*HeldError); ok {
+	switch he, held := err.(*HeldError); {
+	case held:
 		cl.held = he
-	} else if err != nil {
+	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		// The context's own error says that already.
+	default:
 		cl.last = err
 	}
 }
@@ -148,7 +165,7 @@ func (c *core) lead(cl *call) (*line, error) {
 	}
 	ln := c.line(cl.key)
 	if ln.free() {
-		ln.led = true
+		c.take(ln)
 		c.unlock()
 		return ln, nil
 	}
@@ -197,7 +214,7 @@ func (c *core) try(cl *call) (*hold, error) {
 		}
 		ln := c.line(cl.key)
 		if ln.free() {
-			ln.led = true
+			c.take(ln)
 			c.unlock()
 			return c.tryOnce(ln, cl)
 		}
@@ -231,11 +248,17 @@ func (c *core) try(cl *call) (*hold, error) {
 	}
 }
 
-func (c *core) tryOnce(ln *line, cl *call) (*hold, error) {
+func (c *core) tryOnce(ln *line, cl *call) (h *hold, err error) {
+	leads := true
+	defer func() {
+		if leads { // the backend panicked
+			c.leaveNow(ln)
+		}
+	}()
 	g, err := c.attempt(cl, nil, nil)
+	leads = false
 	switch {
 	case err == nil:
-		var h *hold
 		if h, err = c.adopt(ln, cl, g); err == nil {
 			return h, nil
 		}

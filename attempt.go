@@ -15,18 +15,21 @@ var errTooLate = errors.New("locker: the grant came after its own lease was over
 // the backend answered.
 var errAbandoned = errors.New("locker: attempt abandoned")
 
-// attempt makes one attempt, or claims place. With a flight it is bounded in time
-// and takes one of the flight's slots. It sets cl.req and cl.sent. A refusal is a
-// bare *HeldError.
-func (c *core) attempt(cl *call, place Place, flight chan struct{}) (g Grant, err error) {
+// attempt makes one attempt, or claims place. bound ends it early; nil does not. It
+// sets cl.req and cl.sent. A refusal is a bare *HeldError; an error that the end of
+// the call's context has caused is errAbandoned.
+func (c *core) attempt(cl *call, place Place, bound <-chan time.Time) (g Grant, err error) {
 	if place == nil {
 		cl.req = cl.request()
 	}
+	cl.sent = c.stamp()
+	ctx, req, b := cl.ctx, cl.req, c.b // closures over cl would put every call on the heap
 	if c.info.Local {
-		cl.sent = c.stamp()
-		g, err = tryOrClaim(cl.ctx, c.b, cl.req, place)
+		g, err = tryOrClaim(ctx, b, req, place)
 	} else {
-		g, err = c.attemptRemote(cl, place, flight)
+		g, err = guarded(c, ctx, nil, bound,
+			func(ctx context.Context) (Grant, error) { return tryOrClaim(ctx, b, req, place) },
+			func(late Grant) { c.undo(ctx, late) })
 	}
 	if err == nil {
 		if g == nil {
@@ -37,8 +40,12 @@ func (c *core) attempt(cl *call, place Place, flight chan struct{}) (g Grant, er
 	if g != nil {
 		c.undo(cl.ctx, g)
 	}
-	if he := (*HeldError)(nil); errors.As(err, &he) {
+	switch he, held := errors.AsType[*HeldError](err); {
+	case held:
 		err = &HeldError{Key: cl.key, Holder: he.Holder, Remaining: he.Remaining}
+	case cl.over():
+		cl.note(err)
+		err = errAbandoned
 	}
 	return nil, err
 }
@@ -50,38 +57,14 @@ func tryOrClaim(ctx context.Context, b Backend, req Request, place Place) (Grant
 	return b.TryAcquire(ctx, req)
 }
 
-func (c *core) attemptRemote(cl *call, place Place, flight chan struct{}) (Grant, error) {
-	var bound <-chan time.Time
-	if flight != nil {
-		select {
-		case flight <- struct{}{}:
-		case <-cl.ctx.Done():
-			return nil, errAbandoned
-		case <-c.ctx.Done():
-			return nil, errAbandoned
-		}
-		t := time.NewTimer(max(cl.req.TTL, minAttemptBound))
-		defer t.Stop()
-		bound = t.C
-	}
-	cl.sent = c.stamp()
-	ctx, req, b := cl.ctx, cl.req, c.b
-	return guarded(c, cl, nil, bound, func(ctx context.Context) (Grant, error) {
-		if flight != nil {
-			defer func() { <-flight }()
-		}
-		return tryOrClaim(ctx, b, req, place)
-	}, func(late Grant) { c.undo(ctx, late) })
-}
-
 // guarded runs f on a goroutine of its own, because drivers do not always come
-// back when their context ends. If the call, the Locker, stop or bound ends first,
+// back when their context ends. If parent, the Locker, stop or bound ends first,
 // the error is errAbandoned, and what f still returns goes to late.
-func guarded[T any](c *core, cl *call, stop <-chan struct{}, bound <-chan time.Time,
+func guarded[T any](c *core, parent context.Context, stop <-chan struct{}, bound <-chan time.Time,
 	f func(context.Context) (T, error), late func(T),
 ) (T, error) {
 	if c.info.Local {
-		return f(cl.ctx)
+		return f(parent)
 	}
 	type result struct {
 		v   T
@@ -100,7 +83,7 @@ func guarded[T any](c *core, cl *call, stop <-chan struct{}, bound <-chan time.T
 	}
 	c.begin()
 	c.unlock()
-	ctx, cancel := context.WithCancel(cl.ctx)
+	ctx, cancel := context.WithCancel(parent)
 	defer cancel()
 	go func() {
 		v, err := f(ctx)
@@ -117,7 +100,7 @@ func guarded[T any](c *core, cl *call, stop <-chan struct{}, bound <-chan time.T
 	select {
 	case r = <-ch:
 		return r.v, r.err
-	case <-cl.ctx.Done():
+	case <-parent.Done():
 	case <-c.ctx.Done():
 	case <-stop:
 	case <-bound:

@@ -36,8 +36,9 @@ type Backend interface {
 	//     nothing was taken;
 	//   - nil and another error: nothing was taken (refused, never sent);
 	//   - a Grant and an error: the outcome is unknown (time-out, reset, lost
-	//     reply). The Locker undoes it with Grant.Release, which must therefore
-	//     be owner-guarded.
+	//     reply; also a *HeldError, if an earlier sending may yet arrive). The
+	//     Locker undoes it with Grant.Release, which must therefore be
+	//     owner-guarded.
 	//
 	// If the store already shows req.Owner under the key, an earlier sending of
 	// this very command succeeded, and the attempt has too. An error that
@@ -68,7 +69,8 @@ type Grant interface {
 	Renew(ctx context.Context, ttl time.Duration) (Lease, error)
 
 	// Release gives the key back. Nil: it was this grant's and is free now. "Not
-	// yours" is a *LostError; any other error leaves open what happened. The
+	// yours" is a *LostError; any other error leaves open what happened, unless it
+	// is marked with NoEffect. The
 	// driver must not repeat it behind the caller's back, because the repetition
 	// of a release that succeeded finds the key gone; the Locker repeats it and
 	// knows that it did.
@@ -77,7 +79,7 @@ type Grant interface {
 
 // Lease is a span of life in the store.
 type Lease struct {
-	// TTL is the whole life, as the store counts it.
+	// TTL is the whole life, as the store counts it. Zero: as requested.
 	TTL time.Duration
 
 	// Since is the instant the life is counted from, with Go's monotonic

@@ -3,7 +3,8 @@ package locker
 import (
 	"context"
 	"errors"
-	"fmt"
+	"maps"
+	"slices"
 )
 
 // Close implements Locker.
@@ -17,13 +18,13 @@ func (c *core) Close(ctx context.Context) error {
 			select {
 			case <-c.closed:
 			default:
-				return c.fail("close", "", (&call{ctx: ctx}).ended())
+				return c.fail("close", "", ended(ctx, nil, nil))
 			}
 		}
 		return c.closeErr
 	}
 	c.closing = true
-	c.settled = make(chan struct{})
+	c.returned, c.settled = make(chan struct{}), make(chan struct{})
 	for len(c.plan) > 0 {
 		h := c.plan[0]
 		c.lose(h, &LostError{Reason: ReasonClosed})
@@ -32,14 +33,13 @@ func (c *core) Close(ctx context.Context) error {
 	if c.timer != nil {
 		c.timer.Stop()
 	}
-	settled := c.settled
+	c.cancel() // ends waits and attempts; each of them leaves its line by itself
 	c.settle()
 	c.unlock()
-	c.cancel() // ends waits and attempts; each of them leaves its line by itself
 
 	// Their holders release them now.
 	select {
-	case <-settled:
+	case <-c.returned:
 	case <-ctx.Done():
 	}
 	err := c.releaseRest(ctx)
@@ -57,34 +57,39 @@ func (c *core) Close(ctx context.Context) error {
 // way, within the bound of detached work.
 func (c *core) releaseRest(ctx context.Context) error {
 	c.mu.Lock()
-	rest := make([]*hold, 0, len(c.orphans))
-	for h := range c.orphans {
-		rest = append(rest, h)
-	}
-	settled := c.settled
+	rest := slices.Collect(maps.Keys(c.orphans))
 	c.unlock()
 	for _, h := range rest {
 		_ = h.Release(ctx) // ErrLost, and the attempt goes out
 	}
 	ctx, cancel := detached(ctx)
 	defer cancel()
+	var late error
 	select {
-	case <-settled:
-		return nil
+	case <-c.settled:
 	case <-ctx.Done():
+		late = errors.New("requests that would give locks back have no answer yet")
 	}
 	c.mu.Lock()
 	defer c.unlock()
-	return fmt.Errorf("%d requests to give locks back have no answer yet; their TTL will end them", c.pending)
+	return errors.Join(append(c.unreturned, late)...)
 }
 
 // settle tells Close when nothing is left to wait for. c.mu is held.
 func (c *core) settle() {
-	if c.settled != nil && c.pending == 0 && len(c.orphans) == 0 {
-		select {
-		case <-c.settled:
-		default:
-			close(c.settled)
-		}
+	if !c.closing || len(c.orphans) > 0 {
+		return
+	}
+	closeOnce(c.returned)
+	if c.pending == 0 {
+		closeOnce(c.settled)
+	}
+}
+
+func closeOnce(ch chan struct{}) {
+	select {
+	case <-ch:
+	default:
+		close(ch)
 	}
 }

@@ -15,19 +15,24 @@ const (
 	// the undo of an attempt.
 	detachedBound = 5 * time.Second
 
-	// minAttemptBound is how long a waiting Acquire gives one attempt at least
-	// before it abandons it and makes another one. Longer leases give longer: an
-	// answer that takes more than the lease is worth nothing.
-	minAttemptBound = 5 * time.Second
+	// attemptBound is how long a waiting Acquire gives one attempt before it
+	// abandons it and makes another one.
+	attemptBound = 5 * time.Second
 
-	// maxInFlight bounds the requests that are under way for one purpose when
-	// the store does not answer and the driver cannot be interrupted.
+	// maxInFlight bounds the renewals of one lock that are under way when the
+	// store does not answer and the driver cannot be interrupted.
 	maxInFlight = 2
 )
 
 // core is the one implementation of Locker: everything that is the same for every
 // store. One mutex guards all of it; the code holds it for short, straight pieces
 // and never over a call of the backend or the observer.
+//
+// The way of a lock through the files: Acquire (acquire.go) leads its key's line
+// (line.go) or waits for that, and pursues the key (pursue.go) by attempts on the
+// backend (attempt.go) until one of them can be adopted as a hold (hold.go). The
+// hold is renewed by a schedule for all of them (renew.go) until it is lost or
+// released (release.go), which lets the line advance.
 type core struct {
 	b        Backend
 	info     Info
@@ -59,12 +64,14 @@ type core struct {
 	armed instant       // when it does; 0: it is not set
 	slept time.Duration // the machine's sleep when tick last looked
 
-	closing  bool
-	orphans  map[*hold]struct{} // lost by Close, not yet released by their holders
-	pending  int                // detached work under way
-	settled  chan struct{}      // made by Close; see settle
-	closed   chan struct{}      // closed when Close is done
-	closeErr error
+	closing    bool
+	orphans    map[*hold]struct{} // lost by Close, not yet released by their holders
+	unreturned []error            // and those that could not be given back
+	pending    int                // leads, attempts and detached work under way
+	returned   chan struct{}      // closed when there are no orphans left; see settle
+	settled    chan struct{}      // closed when nothing is pending either
+	closed     chan struct{}      // closed when Close is done
+	closeErr   error
 }
 
 var (
@@ -185,8 +192,11 @@ func (c *core) inspectable(key string) error {
 
 // fail wraps an error with what it was about; nil stays nil.
 func (c *core) fail(op, key string, err error) error {
-	if err == nil {
+	switch err.(type) {
+	case nil:
 		return nil
+	case *HeldError, *LostError:
+		return err // they name the key, and say all
 	}
 	return &Error{Op: op, Backend: c.info.Name, Key: key, Err: err}
 }
@@ -205,6 +215,7 @@ func newOwner() string {
 type later struct {
 	events  []Event
 	watches []Watch
+	work    []func()
 }
 
 func (c *core) emit(e Event) {
@@ -220,6 +231,9 @@ func (c *core) unlock() {
 	c.mu.Unlock()
 	for _, w := range l.watches {
 		w.Close()
+	}
+	for _, do := range l.work {
+		do()
 	}
 	c.notify(l.events...)
 }
@@ -238,26 +252,32 @@ func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), detachedBound)
 }
 
-// undo gives back a grant that nobody holds: its outcome was unknown, or it came
-// too late. It returns at once; the work is detached and bounded, and the TTL is
-// the last resort.
-func (c *core) undo(ctx context.Context, g Grant) {
-	c.mu.Lock()
+// detach runs work that outlives its caller, bounded, and counted for Close. On a
+// store in this process it is done when c.mu is free, else on a goroutine. c.mu is
+// held.
+func (c *core) detach(ctx context.Context, work func(context.Context)) {
 	c.begin()
-	c.unlock()
-	work := func() {
+	run := func() {
 		ctx, cancel := detached(ctx)
 		defer cancel()
-		c.undoNow(ctx, g)
+		work(ctx)
 		c.mu.Lock()
 		c.end()
 		c.unlock()
 	}
 	if c.info.Local {
-		work()
-		return
+		c.later.work = append(c.later.work, run)
+	} else {
+		go run()
 	}
-	go work()
+}
+
+// undo gives back a grant that nobody holds: its outcome was unknown, or it came
+// too late. The work is detached, and the TTL is the last resort.
+func (c *core) undo(ctx context.Context, g Grant) {
+	c.mu.Lock()
+	defer c.unlock()
+	c.detach(ctx, func(ctx context.Context) { c.undoNow(ctx, g) })
 }
 
 func (c *core) undoNow(ctx context.Context, g Grant) {

@@ -131,7 +131,8 @@ func (e *Error) Unwrap() error { return e.Err }
 // Permanent marks an error of a Backend as one that waiting does not cure: no
 // permission, wrong type, missing table. It ends a waiting Acquire and a
 // repeated release at once. Every other error is taken to pass and is waited
-// out with back-off until the caller's context ends. Permanent(nil) is nil.
+// out with back-off until the caller's context ends. It implies NoEffect.
+// Permanent(nil) is nil.
 func Permanent(err error) error {
 	if err == nil {
 		return nil
@@ -143,6 +144,27 @@ type permanentError struct{ err error }
 
 func (e *permanentError) Error() string { return e.err.Error() }
 func (e *permanentError) Unwrap() error { return e.err }
+
+// NoEffect marks an error of a Backend as one after which the store certainly is as
+// it was: the request never left, or was refused. Unmarked errors leave that open, so
+// that a repeated release which finds the key gone is taken for a success of the one
+// before. NoEffect(nil) is nil.
+func NoEffect(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &noEffectError{err}
+}
+
+type noEffectError struct{ err error }
+
+func (e *noEffectError) Error() string { return e.err.Error() }
+func (e *noEffectError) Unwrap() error { return e.err }
+
+func isNoEffect(err error) bool {
+	_, marked := errors.AsType[*noEffectError](err)
+	return marked || isPermanent(err)
+}
 
 func isPermanent(err error) bool {
 	var p *permanentError

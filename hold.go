@@ -50,7 +50,7 @@ func (c *core) adopt(ln *line, cl *call, g Grant) (*hold, error) {
 	if h.c != nil {
 		h = new(hold)
 	}
-	*h = hold{c: c, ln: ln, grant: g, req: cl.req, renews: cl.set.renew}
+	*h = hold{c: c, ln: ln, grant: g, req: cl.req, renews: cl.set.renew, ttl: cl.set.ttl}
 	c.mu.Lock()
 	now := c.now()
 	h.granted = now
@@ -58,23 +58,33 @@ func (c *core) adopt(ln *line, cl *call, g Grant) (*hold, error) {
 	if cl.set.maxHold > 0 {
 		h.maxAt = now + cl.set.maxHold
 	}
-	h.wakeUp(c.asleep())
+	h.countSleep(c.asleep())
 	var err error
 	switch {
 	case c.closing:
 		err = ErrClosed
+	case ln.early != nil && ln.early.owner == h.req.Owner:
+		lost := lostError(ln.early.err)
+		lost.Key = cl.key
+		err = lost
 	case now >= h.end:
 		err = &LostError{Key: cl.key, Reason: ReasonExpired}
 	}
+	ln.early = nil
 	if err != nil {
 		c.unlock()
 		c.undo(cl.ctx, g)
 		return nil, err
 	}
 	ln.holder, ln.led, ln.answer = h, false, answer{}
-	ln.signal()
+	if ln.changed != nil {
+		// A short hold can be over before those who ask have looked at it.
+		ln.answer = answer{err: h.held(now), at: now}
+		ln.signal()
+	}
 	c.unwatch(ln)
 	c.schedule(h)
+	c.end()
 	if c.observer != nil {
 		e := h.event(EventAcquired, nil)
 		e.Wait, e.Held = now-cl.start, 0
@@ -99,6 +109,9 @@ func (h *hold) count(lease Lease, s stamp) {
 		s.at = lease.Since.Sub(h.c.epoch)
 	}
 	ttl := lease.TTL
+	if ttl <= 0 {
+		ttl = h.ttl
+	}
 	if h.cap > 0 {
 		ttl = min(ttl, h.cap)
 	}
@@ -111,11 +124,14 @@ func (h *hold) count(lease Lease, s stamp) {
 	}
 }
 
-// wakeUp takes off what the machine has slept since end was set. The clock stood
+// sleepJitter is what two looks at the machine's sleep may differ by without any:
+// its two clocks are not read at one instant.
+const sleepJitter = time.Millisecond
+
+// countSleep takes off what the machine has slept since end was set. The clock stood
 // still, and the store's did not.
-func (h *hold) wakeUp(slept time.Duration) {
-	const jitter = time.Millisecond // the two clocks are not read at one instant
-	if grown := slept - h.slept; grown > jitter {
+func (h *hold) countSleep(slept time.Duration) {
+	if grown := slept - h.slept; grown > sleepJitter {
 		h.end -= grown
 		h.slept = slept
 		if h.renewal.at != never {
@@ -137,7 +153,7 @@ func (c *core) checkClock(h *hold) {
 	if h.err != nil {
 		return
 	}
-	h.wakeUp(c.asleep())
+	h.countSleep(c.asleep())
 	now := c.now()
 	switch {
 	case now < h.deadline():
@@ -174,11 +190,13 @@ func (c *core) finish(h *hold, err error) {
 func (c *core) lossReported(key, owner string, err error) {
 	c.mu.Lock()
 	defer c.unlock()
-	ln := c.lines[key]
-	if ln == nil || ln.holder == nil || ln.holder.req.Owner != owner {
-		return
+	switch ln := c.lines[key]; {
+	case ln == nil:
+	case ln.holder != nil && ln.holder.req.Owner == owner:
+		c.lose(ln.holder, lostError(err))
+	case ln.led:
+		ln.early = &earlyLoss{owner, err}
 	}
-	c.lose(ln.holder, lostError(err))
 }
 
 // lostError makes a fresh LostError of a backend's word that a grant is lost.
@@ -191,9 +209,11 @@ func lostError(err error) *LostError {
 
 // held is what the hold looks like to another caller of this Locker.
 func (h *hold) held(now instant) *HeldError {
-	left := h.end + margin(h.ttl) - now
-	return &HeldError{Key: h.req.Key, Holder: h.req.Holder(), Remaining: max(left, time.Nanosecond)}
+	return &HeldError{Key: h.req.Key, Holder: h.req.Holder(), Remaining: max(h.storeEnd()-now, time.Nanosecond)}
 }
+
+// storeEnd is when the store lets the key go by itself, or a little earlier.
+func (h *hold) storeEnd() instant { return h.end + margin(h.ttl) }
 
 func (h *hold) event(kind EventKind, err error) Event {
 	return Event{
@@ -223,7 +243,7 @@ func (h *hold) Deadline() time.Time {
 	h.c.mu.Lock()
 	defer h.c.unlock()
 	if h.err == nil {
-		h.wakeUp(h.c.asleep())
+		h.countSleep(h.c.asleep())
 	}
 	return h.c.epoch.Add(h.deadline())
 }
@@ -259,9 +279,8 @@ func (h *hold) extend(ctx context.Context, ttl time.Duration) error {
 		return err
 	}
 	c := h.c
-	cl := &call{ctx: ctx, key: h.req.Key}
 	if ctx.Err() != nil {
-		return cl.ended()
+		return ended(ctx, nil, nil)
 	}
 	// One at a time: which of two Extends the store saw last could not be known.
 	slot := h.extendSlot()
@@ -269,7 +288,7 @@ func (h *hold) extend(ctx context.Context, ttl time.Duration) error {
 	case slot <- struct{}{}:
 		defer func() { <-slot }()
 	case <-ctx.Done():
-		return cl.ended()
+		return ended(ctx, nil, nil)
 	case <-h.Done():
 		return h.Err()
 	}
@@ -297,7 +316,7 @@ func (h *hold) extend(ctx context.Context, ttl time.Duration) error {
 	c.schedule(h)
 	c.unlock()
 
-	lease, err := guarded(c, cl, h.Done(), nil, func(ctx context.Context) (Lease, error) {
+	lease, err := guarded(c, ctx, h.Done(), nil, func(ctx context.Context) (Lease, error) {
 		if c.extender == nil {
 			return h.grant.Renew(ctx, ttl)
 		}
@@ -319,8 +338,16 @@ func (h *hold) extend(ctx context.Context, ttl time.Duration) error {
 	case errors.Is(err, ErrLost):
 		c.lose(h, lostError(err))
 		return h.err
-	case err == errAbandoned:
-		return c.over(cl)
+	}
+	if !isNoEffect(err) && (h.cap == 0 || ttl < h.cap) {
+		// It may reach the store yet, and after a later one that is longer.
+		h.cap = ttl
+	}
+	if err == errAbandoned && ctx.Err() == nil {
+		return ErrClosed
+	}
+	if ctx.Err() != nil {
+		return ended(ctx, nil, nil)
 	}
 	return err
 }

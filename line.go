@@ -17,6 +17,7 @@ type line struct {
 	answer  answer
 	changed chan struct{} // closed at the next change; made on demand
 	watch   Watch         // wake-ups for the leaders, opened by one of them
+	early   *earlyLoss    // a loss pushed before the leader knew of his grant
 	first   hold          // the first hold's memory: one allocation for both
 }
 
@@ -33,6 +34,11 @@ type answer struct {
 	err   error
 	at    instant
 	until instant // valid until; later a new attempt is due
+}
+
+type earlyLoss struct {
+	owner string
+	err   error
 }
 
 // line returns the line of key, making it if need be. A holder whose time is over
@@ -64,7 +70,8 @@ func (c *core) advance(ln *line) {
 	}
 	if front := ln.waiters.Front(); front != nil {
 		w := ln.waiters.Remove(front).(*waiter)
-		w.led, ln.led = true, true
+		w.led = true
+		c.take(ln)
 		close(w.turn)
 		return
 	}
@@ -74,10 +81,24 @@ func (c *core) advance(ln *line) {
 	}
 }
 
+// take begins a lead. Close waits for its end, because what a leader gets from the
+// store he may have to give back.
+func (c *core) take(ln *line) {
+	ln.led = true
+	c.begin()
+}
+
 // leave ends the lead.
 func (c *core) leave(ln *line) {
 	ln.led = false
 	c.advance(ln)
+	c.end()
+}
+
+func (c *core) leaveNow(ln *line) {
+	c.mu.Lock()
+	c.leave(ln)
+	c.unlock()
 }
 
 // unwatch closes the wake-ups if nobody here waits for the key.

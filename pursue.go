@@ -9,28 +9,28 @@ import (
 // pursue is the leader's work for an Acquire: try, wait, try again. It gives up
 // the lead in every case: to the hold, or to the next in line.
 func (c *core) pursue(ln *line, cl *call) (*hold, error) {
-	var (
-		p     pursuit
-		err   error
-		grant Grant
-	)
-	if !c.info.Local {
-		p.flight = make(chan struct{}, maxInFlight)
-	}
+	var p pursuit
+	leads := true
+	defer func() {
+		if leads { // it ends without the lock, or the backend panicked
+			c.leavePlace(cl, &p)
+			c.leaveNow(ln)
+		}
+	}()
 	for {
 		if cl.ctx.Err() != nil || c.ctx.Err() != nil {
-			err = c.over(cl)
-			break
+			return nil, c.over(cl)
 		}
-		grant, err = c.attempt(cl, p.place, p.flight)
+		grant, err := c.boundedAttempt(cl, p.place)
 		if err == nil {
 			var h *hold
 			if h, err = c.adopt(ln, cl, grant); err == nil {
+				leads = false
 				c.leavePlace(cl, &p)
 				return h, nil
 			}
 			if err == ErrClosed {
-				break
+				return nil, err
 			}
 			cl.held, err = nil, errTooLate // a definite answer, and not "held"
 		}
@@ -40,43 +40,46 @@ func (c *core) pursue(ln *line, cl *call) (*hold, error) {
 			c.leavePlace(cl, &p)
 			continue
 		}
-		if he, ok := err.(*HeldError); ok {
-			cl.held = he
+		cl.note(err)
+		if he, held := err.(*HeldError); held {
 			p.backoff.reset()
 			pushed, again := c.listen(ln, cl, &p, he)
-			if again {
-				continue
+			if !again {
+				c.wait(ln, cl, he, p.recheck(he.Remaining, pushed), p.signal(ln))
 			}
-			c.wait(ln, cl, he, p.recheck(he.Remaining, pushed), p.signal(ln))
 			continue
 		}
-		cl.last = err
 		if isPermanent(err) {
-			break
+			c.mu.Lock()
+			c.publish(ln, err, 0)
+			c.unlock()
+			return nil, err
 		}
 		// The outcome may be unknown, so the place in the store's line, which is
 		// known by the owner, cannot be used again.
 		c.leavePlace(cl, &p)
 		c.wait(ln, cl, err, p.backoff.next(), nil)
 	}
-	c.leavePlace(cl, &p)
-	c.mu.Lock()
-	if isPermanent(err) {
-		c.publish(ln, err, 0)
+}
+
+// boundedAttempt is an attempt that a driver without time-outs of its own cannot
+// turn into a wait for ever.
+func (c *core) boundedAttempt(cl *call, place Place) (Grant, error) {
+	if c.info.Local {
+		return c.attempt(cl, place, nil)
 	}
-	c.leave(ln)
-	c.unlock()
-	return nil, err
+	bound := time.NewTimer(attemptBound)
+	defer bound.Stop()
+	return c.attempt(cl, place, bound.C)
 }
 
 // pursuit is what a leader needs from one attempt to the next.
 type pursuit struct {
 	backoff  backoff
-	unpushed backoff       // spaces the looks at the store where nothing is pushed
-	near     bool          // the last look was timed for the end of the lease
-	flight   chan struct{} // one slot for each attempt under way
-	place    Place         // in the store's line
-	deaf     bool          // wake-ups are not to be had
+	unpushed backoff // spaces the looks at the store where nothing is pushed
+	near     bool    // the last look was timed for the end of the lease
+	place    Place   // in the store's line
+	deaf     bool    // wake-ups are not to be had
 }
 
 // signal is the channel that ends a wait early.
@@ -93,51 +96,59 @@ func (p *pursuit) signal(ln *line) <-chan struct{} {
 // listen sees to it that the leader is woken: by its place in the store's line or
 // by a Watch. again asks for another attempt before waiting, because the key may
 // have become free before the wake-ups were on.
+//
+// The store may have push and not answer: it is asked for no longer than the
+// holder has left, since the key may become free meanwhile.
 func (c *core) listen(ln *line, cl *call, p *pursuit, held *HeldError) (pushed, again bool) {
+	const shortest, longest = 50 * time.Millisecond, time.Second
+	patience := longest
+	if held.Remaining > 0 {
+		patience = min(max(held.Remaining, shortest), longest)
+	}
 	c.mu.Lock()
-	c.publish(ln, held, forever)
+	c.publish(ln, held, patience)
 	c.waiting(cl, held)
 	c.unlock()
-	switch {
-	case p.place != nil || ln.watch != nil:
+	if p.place != nil || ln.watch != nil {
 		return true, false
-	case p.deaf:
+	}
+	if p.deaf || c.queuer == nil && c.waker == nil {
 		return false, false
-	case c.queuer != nil:
+	}
+	bound := time.NewTimer(patience)
+	defer bound.Stop()
+	ctx := cl.ctx // closures over cl would put every call on the heap
+	var err error
+	if c.queuer != nil {
 		cl.req = cl.request()
-		ctx, req := cl.ctx, cl.req // closures over cl would put every call on the heap
-		place, err := guarded(c, cl, nil, nil,
+		req := cl.req
+		p.place, err = guarded(c, ctx, nil, bound.C,
 			func(ctx context.Context) (Place, error) { return c.queuer.Enqueue(ctx, req) },
 			func(late Place) { c.leaveLate(ctx, late) })
-		if err == nil {
-			p.place = place
-			return true, false // its Turn says when
-		}
-		cl.noteUnlessAbandoned(err)
-	case c.waker != nil:
+		pushed = p.place != nil // its Turn says when
+	} else {
+		var w Watch
 		key := cl.key
-		w, err := guarded(c, cl, nil, nil,
+		w, err = guarded(c, ctx, nil, bound.C,
 			func(ctx context.Context) (Watch, error) { return c.waker.Watch(ctx, key) },
 			func(late Watch) { late.Close() })
-		if err == nil {
-			// Only the leader uses it, but Close and the last waiter look at it.
+		if pushed = w != nil; pushed {
+			// Only the leader uses it, but whoever leaves the line last closes it.
 			c.mu.Lock()
 			ln.watch = w
+			ln.answer.until = 0
 			c.unlock()
 			return true, true
 		}
-		cl.noteUnlessAbandoned(err)
-		p.deaf = isPermanent(err)
+	}
+	switch {
+	case pushed, err == errAbandoned:
+	case err == nil, isPermanent(err):
+		p.deaf = true // it will not get better
 	default:
-		p.deaf = true
+		cl.note(err)
 	}
-	return false, false
-}
-
-func (cl *call) noteUnlessAbandoned(err error) {
-	if err != errAbandoned && !isPermanent(err) {
-		cl.last = err
-	}
+	return pushed, false
 }
 
 // wait lets the leader rest until the signal, d, or the end of the call.
@@ -155,11 +166,9 @@ func (c *core) wait(ln *line, cl *call, err error, d time.Duration, signal <-cha
 	case <-c.ctx.Done():
 	}
 	c.mu.Lock()
-	ln.answer = answer{} // whoever comes now waits for the next one
+	ln.answer.until = 0 // whoever comes now waits for the next one
 	c.unlock()
 }
-
-const forever = time.Duration(1<<63-1) / 2
 
 // recheck is how long to wait for a push before looking at the store again.
 //
@@ -202,25 +211,14 @@ func (c *core) leavePlace(cl *call, p *pursuit) {
 // leaveLate gives a place up without holding up anybody.
 func (c *core) leaveLate(ctx context.Context, place Place) {
 	c.mu.Lock()
-	c.begin()
-	c.unlock()
-	work := func() {
-		ctx, cancel := detached(ctx)
-		defer cancel()
+	defer c.unlock()
+	c.detach(ctx, func(ctx context.Context) {
 		var b backoff
 		for {
 			err := place.Leave(ctx)
 			if err == nil || isPermanent(err) || !sleep(ctx, b.next()) {
-				break
+				return
 			}
 		}
-		c.mu.Lock()
-		c.end()
-		c.unlock()
-	}
-	if c.info.Local {
-		work()
-		return
-	}
-	go work()
+	})
 }

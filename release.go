@@ -3,7 +3,7 @@ package locker
 import (
 	"context"
 	"errors"
-	"net"
+	"fmt"
 	"time"
 )
 
@@ -37,10 +37,13 @@ func (h *hold) Release(ctx context.Context) error {
 		err := h.err
 		send := !h.ending.lateOut && !h.gone()
 		h.ending.lateOut = true
-		c.unlock()
+		_, closed := c.orphans[h]
+		delete(c.orphans, h)
 		if send {
-			c.releaseLate(ctx, h)
+			c.releaseLate(ctx, h, closed)
 		}
+		c.settle()
+		c.unlock()
 		return err
 	case h.ending.known:
 		err := h.ending.answer
@@ -54,9 +57,10 @@ func (h *hold) Release(ctx context.Context) error {
 	if w == nil || w.over {
 		w = &releaseWork{done: make(chan struct{}), leads: c.giveUp(h)}
 		h.ending.work = w
+		leaseLeft := max(h.storeEnd()-c.now(), 0)
 		c.begin()
 		c.unlock()
-		c.startRelease(ctx, h, w)
+		c.startRelease(ctx, h, w, leaseLeft)
 	} else {
 		c.unlock()
 	}
@@ -74,7 +78,7 @@ func (h *hold) Release(ctx context.Context) error {
 		case <-w.done:
 			return c.releaseError(h, w.err)
 		default:
-			return c.releaseError(h, (&call{ctx: ctx}).ended())
+			return c.releaseError(h, ended(ctx, nil, nil))
 		}
 	}
 }
@@ -86,7 +90,8 @@ func (c *core) giveUp(h *hold) bool {
 		return false
 	}
 	c.finish(h, ErrReleased)
-	h.ln.holder, h.ln.led = nil, true
+	h.ln.holder = nil
+	c.take(h.ln)
 	return true
 }
 
@@ -127,12 +132,7 @@ func (c *core) releaseLocal(h *hold) error {
 	return err
 }
 
-func (c *core) releaseError(h *hold, err error) error {
-	if le, ok := err.(*LostError); ok {
-		return le
-	}
-	return c.fail("release", h.req.Key, err)
-}
+func (c *core) releaseError(h *hold, err error) error { return c.fail("release", h.req.Key, err) }
 
 // gone reports whether the store itself said that the grant is over, so that
 // nothing is left to be given back.
@@ -142,18 +142,30 @@ func (h *hold) gone() bool {
 }
 
 // startRelease runs the work on a goroutine of its own and sees to it that it
-// counts as over in time, even if the driver does not come back.
-func (c *core) startRelease(ctx context.Context, h *hold, w *releaseWork) {
+// counts as over in time, even if the driver does not come back. The line waits for
+// it until the store lets the key go by itself.
+func (c *core) startRelease(ctx context.Context, h *hold, w *releaseWork, leaseLeft time.Duration) {
 	ctx, cancel := detached(ctx)
-	stop := context.AfterFunc(ctx, func() {
+	stopBound := context.AfterFunc(ctx, func() {
 		c.mu.Lock()
-		c.releaseOver(h, w, context.DeadlineExceeded)
+		c.releaseOver(h, w, errNoAnswer)
 		c.unlock()
 	})
+	var leaseEnd *time.Timer
+	if leaseLeft < detachedBound {
+		leaseEnd = time.AfterFunc(leaseLeft, func() {
+			c.mu.Lock()
+			c.releaseLine(h, w)
+			c.unlock()
+		})
+	}
 	go func() {
 		c.releaseNow(ctx, h, w)
-		stop()
+		stopBound()
 		cancel()
+		if leaseEnd != nil {
+			leaseEnd.Stop()
+		}
 	}()
 }
 
@@ -199,13 +211,17 @@ func (h *hold) answered(err error) {
 		le := lostError(err)
 		le.Key = h.req.Key
 		e.known, e.answer = true, le
-	case !neverSent(err) && !isPermanent(err):
+	case !isNoEffect(err):
 		e.unknown = true
 	}
 }
 
-// awaitRenewals waits for the renewals under way, so that none of them reaches
-// the store after the release; but not longer than they were given.
+// renewalGrace is how long a release waits for renewals under way. A renewal that
+// comes after it does nothing in the store; it is only better that none does.
+const renewalGrace = 250 * time.Millisecond
+
+// awaitRenewals waits for the renewals under way, so that normally none of them
+// reaches the store after the release.
 func (c *core) awaitRenewals(ctx context.Context, h *hold) {
 	c.mu.Lock()
 	if h.renewal.inFlight == 0 {
@@ -216,7 +232,7 @@ func (c *core) awaitRenewals(ctx context.Context, h *hold) {
 	h.renewal.quiet = quiet
 	slice := h.renewal.at - c.now()
 	c.mu.Unlock()
-	t := time.NewTimer(min(max(slice, 0), detachedBound/2))
+	t := time.NewTimer(min(max(slice, 0), renewalGrace))
 	defer t.Stop()
 	select {
 	case <-quiet:
@@ -225,14 +241,20 @@ func (c *core) awaitRenewals(ctx context.Context, h *hold) {
 	}
 }
 
+// errNoAnswer: a release has used up its time.
+var errNoAnswer = fmt.Errorf("no answer from the store in %v", detachedBound)
+
 // releaseOver ends the work for its waiters. c.mu is held.
 func (c *core) releaseOver(h *hold, w *releaseWork, err error) {
 	if w.over {
 		return
 	}
 	w.over = true
-	if errors.Is(err, context.DeadlineExceeded) && w.err != nil {
-		err = errors.Join(err, w.err)
+	if err == errNoAnswer {
+		h.ending.unknown = true
+		if w.err != nil {
+			err = errors.Join(err, w.err)
+		}
 	}
 	w.err = err
 	close(w.done)
@@ -251,30 +273,22 @@ func (c *core) releaseLine(h *hold, w *releaseWork) {
 }
 
 // releaseLate sends the one attempt that follows a loss: the store may still show
-// the lock, and others need not wait for its end.
-func (c *core) releaseLate(ctx context.Context, h *hold) {
-	c.mu.Lock()
-	c.begin()
-	c.unlock()
-	work := func() {
-		ctx, cancel := detached(ctx)
-		defer cancel()
-		_ = h.grant.Release(ctx) // the loss was reported; this is a courtesy
-		c.mu.Lock()
-		delete(c.orphans, h)
-		c.end()
-		c.unlock()
-	}
-	if c.info.Local {
-		work()
-		return
-	}
-	go work()
-}
-
-// neverSent reports whether a request certainly did not leave: there was no
-// connection to send it on.
-func neverSent(err error) bool {
-	op := (*net.OpError)(nil)
-	return errors.As(err, &op) && op.Op == "dial"
+// the lock, and others need not wait for its end. If it was Close that ended the
+// lock, the attempt is repeated, and Close tells if that did not help.
+func (c *core) releaseLate(ctx context.Context, h *hold, closed bool) {
+	c.detach(ctx, func(ctx context.Context) {
+		var b backoff
+		for {
+			err := h.grant.Release(ctx)
+			if err == nil || errors.Is(err, ErrLost) || !closed {
+				return
+			}
+			if isPermanent(err) || !sleep(ctx, b.next()) {
+				c.mu.Lock()
+				c.unreturned = append(c.unreturned, fmt.Errorf("key %q: %w", h.req.Key, err))
+				c.mu.Unlock()
+				return
+			}
+		}
+	})
 }

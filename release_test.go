@@ -161,7 +161,7 @@ func TestRelease_comesAfterTheRenewalInFlight(t *testing.T) { // C36
 		k := acquire(t, l, "k")
 		var ended time.Time
 		f.set(only("renew", func(context.Context, string) error {
-			time.Sleep(300 * time.Millisecond)
+			time.Sleep(200 * time.Millisecond)
 			ended = time.Now()
 			return nil
 		}), nil)

@@ -1,9 +1,11 @@
 package locker
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -26,9 +28,9 @@ func (r *renewal) abandon() {
 
 const never = instant(1<<63 - 1)
 
-// attempts bounds how often a renewal is tried in one TTL. Slices of what remains
+// maxRenewalsPerTTL bounds how often a renewal is tried in one TTL. Slices of what remains
 // would never get to its end.
-const attempts = 50
+const maxRenewalsPerTTL = 50
 
 // errSlow: an attempt took longer than its slice of the remaining time.
 var errSlow = errors.New("locker: no answer to the renewal yet")
@@ -121,85 +123,111 @@ func (c *core) arm() {
 type due struct {
 	h       *hold
 	attempt uint64
+	slice   time.Duration // what the attempt may take
 }
 
 // tick handles what is due: losses first, then renewals, all those that are due
-// about now in one batch.
+// about now together.
 func (c *core) tick() {
 	c.mu.Lock()
 	c.armed = 0
-	if slept := c.asleep(); slept > c.slept {
+	if slept := c.asleep(); slept-c.slept > sleepJitter {
 		c.slept = slept
 		for _, h := range c.plan {
-			h.wakeUp(slept)
+			h.countSleep(slept)
 			h.plan.next = h.nextEvent()
 		}
 		heap.Init(&c.plan)
 	}
 	now := c.now()
 	var batch []due
-	var slice time.Duration
+	var soon time.Duration
 	for len(c.plan) > 0 && c.plan[0].plan.next <= now {
 		h := c.plan[0]
 		if c.checkClock(h); h.err == nil {
-			batch, slice = c.collect(h, now, batch, slice)
+			batch = c.collect(h, now, batch)
+			soon = max(soon, h.ttl/6)
 			heap.Fix(&c.plan, 0)
 		}
 	}
 	if len(batch) > 0 {
 		// Whoever is due soon comes along: so holds with one TTL end up together.
-		for _, h := range c.plan {
+		for _, h := range c.plan.until(now+soon, 0, nil) {
 			if !h.renewal.running && h.renewal.at <= now+h.ttl/6 {
-				batch, slice = c.collect(h, now, batch, slice)
+				batch = c.collect(h, now, batch)
+				heap.Fix(&c.plan, h.plan.index-1)
 			}
 		}
-		heap.Init(&c.plan)
 	}
 	c.arm()
+	// Sent before the observer hears anything: he cannot hold up a renewal.
 	s := c.stamp()
-	if len(batch) > 0 {
+	for _, group := range bySlice(batch) {
 		c.begin()
+		go func() {
+			c.renew(group, s)
+			c.mu.Lock()
+			c.end()
+			c.unlock()
+		}()
 	}
 	c.unlock()
-	if len(batch) > 0 {
-		// The timer's own goroutine does it: the next tick has another.
-		c.renew(batch, s, slice)
-		c.mu.Lock()
-		c.end()
-		c.unlock()
+}
+
+// until appends the holds whose next event is not after limit, from heap index i
+// downwards.
+func (p plan) until(limit instant, i int, found []*hold) []*hold {
+	if i >= len(p) || p[i].plan.next > limit {
+		return found
 	}
+	found = append(found, p[i])
+	found = p.until(limit, 2*i+1, found)
+	return p.until(limit, 2*i+2, found)
 }
 
 // collect adds a hold whose renewal is due to the batch. An attempt under way has
-// used up its slice: it is given up, and its answer will be late. slice is the
-// shortest of the batch.
-func (c *core) collect(h *hold, now instant, batch []due, slice time.Duration) ([]due, time.Duration) {
+// used up its slice: it is given up, and its answer will be late.
+func (c *core) collect(h *hold, now instant, batch []due) []due {
 	r := &h.renewal
 	if r.running {
 		r.abandon()
 		r.lastErr = errSlow
-		c.emit(h.event(EventRenewalFailed, errSlow))
+		if c.observer != nil {
+			c.emit(h.event(EventRenewalFailed, errSlow))
+		}
 	}
 	if r.inFlight >= maxInFlight {
 		r.at = never // the next answer sets it
 	} else {
-		mine := max((h.deadline()-now)/3, h.ttl/attempts)
-		r.running, r.at = true, now+mine
+		slice := max((h.deadline()-now)/3, h.ttl/maxRenewalsPerTTL)
+		r.running, r.at = true, now+slice
 		r.attempt++
 		r.inFlight++
-		batch = append(batch, due{h, r.attempt})
-		if slice == 0 || mine < slice {
-			slice = mine
-		}
+		batch = append(batch, due{h, r.attempt, slice})
 	}
 	h.plan.next = h.nextEvent()
-	return batch, slice
+	return batch
 }
 
-// renew sends one batch. It may take longer than the slice if the driver does not
-// come back; nothing waits for it.
-func (c *core) renew(batch []due, s stamp, slice time.Duration) {
-	ctx, cancel := context.WithTimeout(c.ctx, max(slice, time.Millisecond))
+// bySlice divides a batch, so that the short time of some does not end the
+// requests of others that have much more.
+func bySlice(batch []due) (groups [][]due) {
+	slices.SortFunc(batch, func(a, b due) int { return cmp.Compare(a.slice, b.slice) })
+	for len(batch) > 0 {
+		n := 1
+		for n < len(batch) && batch[n].slice <= 4*batch[0].slice {
+			n++
+		}
+		groups = append(groups, batch[:n:n])
+		batch = batch[n:]
+	}
+	return groups
+}
+
+// renew sends one batch, ordered by slice. It may take longer than that if the
+// driver does not come back; nothing waits for it.
+func (c *core) renew(batch []due, s stamp) {
+	ctx, cancel := context.WithTimeout(c.ctx, max(batch[0].slice, time.Millisecond))
 	defer cancel()
 	renewals := make([]Renewal, len(batch))
 	c.mu.Lock()
@@ -247,7 +275,7 @@ func (c *core) renewed(d due, s stamp, lease Lease, err error) {
 		return
 	}
 	now := c.now()
-	if d.attempt != r.attempt || !r.running {
+	if d.attempt != r.attempt {
 		// Late: ignored. But if the next attempt waited for it, it is due.
 		if r.at == never && h.renews {
 			r.at = now
@@ -265,17 +293,18 @@ func (c *core) renewed(d due, s stamp, lease Lease, err error) {
 		if h.end < end {
 			h.end, h.slept = end, slept // a renewal does not shorten
 		}
-		if !h.renews {
-			r.at = never
+		if c.observer != nil {
+			c.emit(h.event(EventRenewed, nil))
 		}
-		c.emit(h.event(EventRenewed, nil))
 	case errors.Is(err, ErrLost):
 		c.lose(h, lostError(err))
 		return
 	default:
 		r.lastErr = err
-		r.at = now + max(min(r.failures.next(), (h.deadline()-now)/4), h.ttl/attempts)
-		c.emit(h.event(EventRenewalFailed, err))
+		r.at = now + max(min(r.failures.next(), (h.deadline()-now)/4), h.ttl/maxRenewalsPerTTL)
+		if c.observer != nil {
+			c.emit(h.event(EventRenewalFailed, err))
+		}
 	}
 	c.schedule(h)
 	c.checkClock(h)

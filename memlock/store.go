@@ -19,10 +19,13 @@ const reservation = time.Second
 type Store struct {
 	epoch time.Time
 
-	mu       sync.Mutex
-	entries  map[string]*entry
-	token    uint64 // the last one
-	sweeping bool   // a timer is set that removes what expired
+	mu      sync.Mutex
+	entries map[string]*entry
+	token   uint64 // the last one
+
+	// sweeper removes what its holders left to expire, at sweepAt; 0: it is not set.
+	sweeper *time.Timer
+	sweepAt instant
 }
 
 // instant is a time on the monotonic clock, counted from the Store's making.
@@ -95,9 +98,8 @@ func (s *Store) take(e *entry, req locker.Request, lost func(string, string, err
 	e.ends = now + req.TTL
 	if e.queue.Len() > 0 {
 		s.setTimer(e)
-	} else if !s.sweeping {
-		s.sweeping = true
-		time.AfterFunc(req.TTL, s.sweep)
+	} else {
+		s.sweepBy(e.ends)
 	}
 	g := &e.first
 	if g.store != nil {
@@ -160,23 +162,38 @@ func (s *Store) setTimer(e *entry) {
 	})
 }
 
+// sweepBy makes sure that sweep runs at the latest then.
+func (s *Store) sweepBy(at instant) {
+	if s.sweepAt != 0 && s.sweepAt <= at {
+		return
+	}
+	s.sweepAt = at
+	d := max(at-s.now(), 0)
+	if s.sweeper == nil {
+		s.sweeper = time.AfterFunc(d, s.sweep)
+	} else {
+		s.sweeper.Reset(d)
+	}
+}
+
 // sweep removes what its holders left to expire, and comes again while there is
 // something that may.
 func (s *Store) sweep() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.sweepAt = 0
 	s.removeExpired()
-	if s.sweeping = len(s.entries) > 0; !s.sweeping {
-		return
-	}
 	const often = 100 * time.Millisecond // looking at all entries costs something
-	now := s.now()
-	next := locker.MaxTTL
+	next := never
 	for _, e := range s.entries {
-		next = min(next, e.ends-now)
+		next = min(next, e.ends)
 	}
-	time.AfterFunc(max(next, often), s.sweep)
+	if next != never {
+		s.sweepBy(max(next, s.now()+often))
+	}
 }
+
+const never = instant(1<<63 - 1)
 
 func (s *Store) removeExpired() {
 	now := s.now()
