@@ -3,7 +3,6 @@ package locker
 import (
 	"context"
 	"errors"
-	"strings"
 	"time"
 )
 
@@ -72,53 +71,6 @@ func (c *core) call(ctx context.Context, key string, opts []Option) (call, error
 // attempt before may still be under way, and must not meet this one.
 func (cl *call) request() Request {
 	return Request{Key: cl.key, Owner: newOwner(), Label: cl.set.label, TTL: cl.set.ttl}
-}
-
-// ended is the error of a call whose context ended.
-func (cl *call) ended() error { return ended(cl.ctx, cl.held, cl.last) }
-
-func ended(ctx context.Context, held *HeldError, last error) error {
-	e := &endedError{err: ctx.Err(), held: held, last: last}
-	if cause := context.Cause(ctx); cause != e.err {
-		e.cause = cause
-	}
-	return e
-}
-
-// endedError matches the context's error and cause, and what stood in the way.
-type endedError struct {
-	err, cause error
-	held       *HeldError
-	last       error
-}
-
-func (e *endedError) Error() string {
-	var b strings.Builder
-	b.WriteString(e.err.Error())
-	if e.cause != nil {
-		b.WriteString(" (" + e.cause.Error() + ")")
-	}
-	if e.held != nil {
-		b.WriteString("; " + e.held.Error())
-	}
-	if e.last != nil {
-		b.WriteString("; last error: " + e.last.Error())
-	}
-	return b.String()
-}
-
-func (e *endedError) Unwrap() []error {
-	errs := []error{e.err}
-	if e.cause != nil {
-		errs = append(errs, e.cause)
-	}
-	if e.held != nil {
-		errs = append(errs, e.held)
-	}
-	if e.last != nil {
-		errs = append(errs, e.last)
-	}
-	return errs
 }
 
 // over reports whether the call's context has ended. A driver can see a deadline
@@ -201,83 +153,4 @@ func (c *core) over(cl *call) error {
 		return cl.ended()
 	}
 	return ErrClosed
-}
-
-// try makes the one attempt of a TryAcquire, or takes over the answer of whoever
-// leads the line already.
-func (c *core) try(cl *call) (*hold, error) {
-	c.mu.Lock()
-	for {
-		if c.closing {
-			c.unlock()
-			return nil, ErrClosed
-		}
-		ln := c.line(cl.key)
-		if ln.free() {
-			c.take(ln)
-			c.unlock()
-			return c.tryOnce(ln, cl)
-		}
-		now := c.now()
-		if err := ln.blocked(now); err != nil {
-			c.unlock()
-			return nil, err
-		}
-		// The leader's attempt is under way. Its answer, when it comes, is newer
-		// than this call, even if the line has gone on or is forgotten by then.
-		for ln.answer.at < now || ln.answer.err == nil {
-			change := ln.change()
-			c.unlock()
-			select {
-			case <-change:
-			case <-cl.ctx.Done():
-				return nil, cl.ended()
-			case <-c.ctx.Done():
-				return nil, ErrClosed
-			}
-			c.mu.Lock()
-			if ln.holder != nil || c.lines[cl.key] != ln {
-				break
-			}
-		}
-		if ln.answer.err != nil && ln.answer.at >= now {
-			err := ln.answer.err
-			c.unlock()
-			return nil, err
-		}
-	}
-}
-
-func (c *core) tryOnce(ln *line, cl *call) (h *hold, err error) {
-	leads := true
-	defer func() {
-		if leads { // the backend panicked
-			c.leaveNow(ln)
-		}
-	}()
-	g, err := c.attempt(cl, nil, nil)
-	leads = false
-	switch {
-	case err == nil:
-		if h, err = c.adopt(ln, cl, g); err == nil {
-			return h, nil
-		}
-		c.mu.Lock()
-	case err == errAbandoned:
-		err = c.over(cl)
-		c.mu.Lock()
-	default:
-		c.mu.Lock()
-		c.publish(ln, err, 0)
-	}
-	c.leave(ln)
-	c.unlock()
-	return nil, err
-}
-
-// publish keeps a leader's answer for those who do not overtake. c.mu is held.
-func (c *core) publish(ln *line, err error, valid time.Duration) {
-	now := c.now()
-	ln.answer = answer{err: err, at: now, until: now + valid}
-	ln.signal()
 }

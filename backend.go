@@ -84,7 +84,7 @@ type Lease struct {
 
 	// Since is the instant the life is counted from, with Go's monotonic
 	// reading: taken before the request that last refreshed it was sent. Zero
-	// means just before the call that returned this Lease.
+	// means just before the TryAcquire, Claim, Renew or Extend that brought it.
 	Since time.Time
 }
 
@@ -201,7 +201,8 @@ type Watch interface {
 // Queuer is implemented by backends whose store keeps the waiters in order.
 type Queuer interface {
 	// Enqueue puts a waiter at the end of the key's line. The request's owner
-	// identifies it.
+	// identifies it. It blocks for one request and ends with ctx. After an error
+	// nothing stands in the line, or only until the store finds the waiter dead.
 	Enqueue(ctx context.Context, req Request) (Place, error)
 }
 
@@ -217,7 +218,8 @@ type Place interface {
 	Claim(ctx context.Context) (Grant, error)
 
 	// Leave gives the place up, and passes on a turn that had come already. It
-	// is called once, also after a successful Claim, and then does nothing.
+	// is called until it returns nil or five seconds have passed, and also after
+	// a successful Claim: then it does nothing.
 	Leave(ctx context.Context) error
 }
 
@@ -247,19 +249,23 @@ type Renewal struct {
 // session that died, an entry that was removed.
 type LossPusher interface {
 	// OnLoss registers the one receiver. New calls it before anything else.
-	// report does not block and may be called from any goroutine; a report about
-	// a grant that is no longer held is ignored.
+	// report does not block and may be called from any goroutine, also before
+	// TryAcquire has returned the grant; a report about a grant that is no longer
+	// held is ignored. err is a *LostError with its reason.
 	OnLoss(report func(key, owner string, err error))
 }
 
 // Inspector is implemented by backends that can show a key to an operator. The
 // Locker that New returns implements it too, and passes it through.
 type Inspector interface {
-	// Inspect shows the holder of key; a zero Holding means that it is free.
+	// Inspect shows the holder of key; a zero Holding means that it is free. It is
+	// one request, bounded by ctx as far as the driver goes, and changes nothing.
 	Inspect(ctx context.Context, key string) (Holding, error)
 
 	// ForceRelease frees key if holder is still what the store shows for it, and
-	// reports whether it did. The grant that this breaks is lost.
+	// reports whether it did. It is one request, bounded by ctx; after an error it
+	// may have been done. The grant that this breaks is lost: its holder hears of
+	// it by push, or at the next renewal, and not before.
 	ForceRelease(ctx context.Context, key, holder string) (bool, error)
 }
 
@@ -270,8 +276,8 @@ type Holding struct {
 	Token     uint64        // zero where the store does not show it
 }
 
-// Closer is implemented by backends with resources of their own. The Locker
-// calls it last, once.
+// Closer is implemented by backends with resources of their own. The Locker calls it
+// last, once, with five seconds to go. Its error becomes that of Locker.Close.
 type Closer interface {
 	Close(ctx context.Context) error
 }

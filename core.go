@@ -3,25 +3,10 @@ package locker
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
-)
-
-const (
-	// detachedBound bounds work that runs on after its caller left: a release,
-	// the undo of an attempt.
-	detachedBound = 5 * time.Second
-
-	// attemptBound is how long a waiting Acquire gives one attempt before it
-	// abandons it and makes another one.
-	attemptBound = 5 * time.Second
-
-	// maxInFlight bounds the renewals of one lock that are under way when the
-	// store does not answer and the driver cannot be interrupted.
-	maxInFlight = 2
 )
 
 // core is the one implementation of Locker: everything that is the same for every
@@ -209,113 +194,4 @@ func newOwner() string {
 	u[6] = u[6]&0x0f | 0x40
 	u[8] = u[8]&0x3f | 0x80
 	return u.String()
-}
-
-// later collects what the code under c.mu wants done without it.
-type later struct {
-	events  []Event
-	watches []Watch
-	work    []func()
-}
-
-func (c *core) emit(e Event) {
-	if c.observer != nil {
-		c.later.events = append(c.later.events, e)
-	}
-}
-
-// unlock unlocks c.mu and does what was put off.
-func (c *core) unlock() {
-	l := c.later
-	c.later = later{}
-	c.mu.Unlock()
-	for _, w := range l.watches {
-		w.Close()
-	}
-	for _, do := range l.work {
-		do()
-	}
-	c.notify(l.events...)
-}
-
-// begin and end frame detached work, so that Close can wait for it. c.mu is held.
-func (c *core) begin() { c.pending++ }
-
-func (c *core) end() {
-	c.pending--
-	c.settle()
-}
-
-// detached makes the context of work that outlives its caller: the values stay,
-// the end is its own.
-func detached(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), detachedBound)
-}
-
-// detach runs work that outlives its caller, bounded, and counted for Close. On a
-// store in this process it is done when c.mu is free, else on a goroutine. c.mu is
-// held.
-func (c *core) detach(ctx context.Context, work func(context.Context)) {
-	c.begin()
-	run := func() {
-		ctx, cancel := detached(ctx)
-		defer cancel()
-		work(ctx)
-		c.mu.Lock()
-		c.end()
-		c.unlock()
-	}
-	if c.info.Local {
-		c.later.work = append(c.later.work, run)
-	} else {
-		go run()
-	}
-}
-
-// undo gives back a grant that nobody holds: its outcome was unknown, or it came
-// too late. The work is detached, and the TTL is the last resort.
-func (c *core) undo(ctx context.Context, g Grant) {
-	c.mu.Lock()
-	defer c.unlock()
-	c.detach(ctx, func(ctx context.Context) { c.undoNow(ctx, g) })
-}
-
-func (c *core) undoNow(ctx context.Context, g Grant) {
-	// "Not there" may mean "not there yet": on its own connection the undo can
-	// overtake the request that it undoes. Ask again before believing it.
-	unseen := []time.Duration{250 * time.Millisecond, time.Second}
-	if c.info.Local {
-		unseen = nil
-	}
-	var b backoff
-	for {
-		err := g.Release(ctx)
-		var pause time.Duration
-		switch {
-		case err == nil, isPermanent(err):
-			return
-		case errors.Is(err, ErrLost):
-			if len(unseen) == 0 {
-				return
-			}
-			pause, unseen = unseen[0], unseen[1:]
-		default:
-			pause = b.next()
-		}
-		if !sleep(ctx, pause) {
-			return
-		}
-	}
-}
-
-// sleep waits for d and reports whether ctx let it.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -104,8 +104,8 @@ func (e *LostError) Is(target error) bool { return target == ErrLost }
 // Unwrap returns the renewal error that preceded the loss, if any.
 func (e *LostError) Unwrap() error { return e.Err }
 
-// Error is how a Locker reports everything that is neither held nor lost: the
-// operation, the backend and the key, around the cause. The driver's own error
+// Error is how a Locker reports everything that is not just a HeldError or LostError:
+// the operation, the backend and the key, around the cause. The driver's own error
 // stays reachable by errors.As.
 type Error struct {
 	Op      string // "acquire", "extend", "release", "close", "open", …

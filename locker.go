@@ -33,18 +33,23 @@ type Locker interface {
 	Acquire(ctx context.Context, key string, opts ...Option) (Lock, error)
 
 	// TryAcquire makes one attempt and does not wait for the key: a *HeldError
-	// says who has it. It blocks for one request at most, bounded by ctx. If
-	// other goroutines of this Locker are already waiting for the key, it does
-	// not overtake them: it gets the answer that the first of them gets.
+	// says who has it. It blocks for one request, bounded by ctx. If other
+	// goroutines of this Locker are at the key already, it does not overtake
+	// them: it gets the answer that the first of them gets, or waits for their
+	// release under way, and sends nothing. A grant that arrives when its lease
+	// is over is ErrLost. Errors are otherwise as for Acquire, but ErrHeld does
+	// not wait for ctx to end.
 	TryAcquire(ctx context.Context, key string, opts ...Option) (Lock, error)
 
 	// Close ends the Locker. New acquires and waiting ones get ErrClosed. Done of
 	// every live lock is closed with ErrLost, and Close waits for their holders'
 	// Release until ctx ends (an already ended ctx counts as no wait); then it
-	// releases the rest itself, for which it takes at most 5 s more. The client
-	// that was passed to the backend's constructor is not closed. The error tells
-	// what could not be given back; the TTL will. A second Close waits for the
-	// first one and returns its error.
+	// releases the rest itself, for which it takes at most 5 s more, and closes the
+	// backend, for which that has as long again. The client that was passed to the
+	// backend's constructor is not closed. The error tells what could not be given
+	// back; the TTL will. A second Close waits for the first one, or for its own
+	// ctx, and returns its error. Close must not be called from the Observer: it
+	// would wait for itself.
 	Close(ctx context.Context) error
 }
 

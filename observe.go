@@ -12,7 +12,7 @@ const (
 	EventRenewed       EventKind = "renewed"        // a renewal succeeded; Held is the time since the grant
 	EventRenewalFailed EventKind = "renewal failed" // a renewal failed or was given up; Err says why; the lock is still held
 	EventLost          EventKind = "lost"           // a lock was lost; Err is the *LostError
-	EventReleased      EventKind = "released"       // a release ended; Err is nil if the store confirmed it
+	EventReleased      EventKind = "released"       // a Release has an answer, or none in time; Err is nil if the store confirmed it. None follows EventLost
 )
 
 // Event is something that happened to a lock. Fields that do not apply are zero.

@@ -1,6 +1,7 @@
 package locker
 
 import (
+	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -24,14 +25,18 @@ const (
 // Config configures a Locker. A nil *Config stands for the defaults.
 type Config struct {
 	// TTL is the lease of a lock unless WithTTL sets another. Zero: DefaultTTL.
-	// A held lock is renewed every third of it.
+	// A held lock is renewed when a third of it has passed, or somewhat earlier
+	// together with others.
 	TTL time.Duration
 
 	// Observer, if set, is told what happens to every lock: see Event. It is
-	// called outside of all of the Locker's own locks, after the fact. It should
-	// return soon: it holds up the call, or the other notices, of the goroutine
-	// it was called from, but never a deadline. It must be safe for concurrent
-	// use; a panic in it is swallowed.
+	// called after the fact, outside of the Locker's own mutex, on whatever
+	// goroutine is there: any method of the Locker or of a Lock may bring news of
+	// another lock, and two goroutines may bring them out of order. It should
+	// return soon: it holds up the call it is part of, but never a renewal or a
+	// deadline. It must be safe for concurrent use. It may use the Locker, except
+	// for Close. A panic in it is swallowed; runtime.Goexit (t.FailNow) is not
+	// allowed.
 	Observer func(Event)
 }
 
@@ -72,7 +77,8 @@ func WithoutRenewal() Option { return Option{set: setNoRenewal} }
 func WithMaxHold(d time.Duration) Option { return Option{set: setMaxHold, dur: d} }
 
 // WithoutHandover makes this lock go back to the store on release, even when the
-// Locker could pass it on to a local waiter.
+// Locker could pass it on to a local waiter. So far it never does: the option states
+// what code relies on.
 func WithoutHandover() Option { return Option{set: setNoHandover} }
 
 // settings are the options of one call, applied and checked.
@@ -136,11 +142,8 @@ func validKey(key string) error {
 		return invalidf("key of %d bytes, at most %d are allowed", len(key), maxKeyBytes)
 	case !utf8.ValidString(key):
 		return invalidf("key %q is not valid UTF-8", key)
-	}
-	for i := range len(key) {
-		if key[i] == 0 {
-			return invalidf("key %q contains a NUL byte", key)
-		}
+	case strings.IndexByte(key, 0) >= 0:
+		return invalidf("key %q contains a NUL byte", key)
 	}
 	return nil
 }

@@ -62,6 +62,10 @@ func (c *core) pursue(ln *line, cl *call) (*hold, error) {
 	}
 }
 
+// attemptBound is how long a waiting Acquire gives one attempt before it abandons it
+// and makes another one.
+const attemptBound = 5 * time.Second
+
 // boundedAttempt is an attempt that a driver without time-outs of its own cannot
 // turn into a wait for ever.
 func (c *core) boundedAttempt(cl *call, place Place) (Grant, error) {
@@ -75,11 +79,11 @@ func (c *core) boundedAttempt(cl *call, place Place) (Grant, error) {
 
 // pursuit is what a leader needs from one attempt to the next.
 type pursuit struct {
-	backoff  backoff
-	unpushed backoff // spaces the looks at the store where nothing is pushed
-	near     bool    // the last look was timed for the end of the lease
-	place    Place   // in the store's line
-	deaf     bool    // wake-ups are not to be had
+	backoff   backoff
+	unpushed  backoff // spaces the looks at the store where nothing is pushed
+	near      bool    // the last look was timed for the end of the lease
+	place     Place   // in the store's line
+	noWakeUps bool    // they are not to be had
 }
 
 // signal is the channel that ends a wait early.
@@ -112,7 +116,7 @@ func (c *core) listen(ln *line, cl *call, p *pursuit, held *HeldError) (pushed, 
 	if p.place != nil || ln.watch != nil {
 		return true, false
 	}
-	if p.deaf || c.queuer == nil && c.waker == nil {
+	if p.noWakeUps || c.queuer == nil && c.waker == nil {
 		return false, false
 	}
 	bound := time.NewTimer(patience)
@@ -144,7 +148,7 @@ func (c *core) listen(ln *line, cl *call, p *pursuit, held *HeldError) (pushed, 
 	switch {
 	case pushed, err == errAbandoned:
 	case err == nil, isPermanent(err):
-		p.deaf = true // it will not get better
+		p.noWakeUps = true // it will not get better
 	default:
 		cl.note(err)
 	}
