@@ -373,29 +373,200 @@ func TestTryAcquire_doesNotOvertakeAndTakesTheLeadersAnswer(t *testing.T) { // W
 		require.NoError(t, err)
 
 		ctx, cancel := context.WithCancel(t.Context())
-		go func() { _, _ = l.Acquire(ctx, "k") }()
+		got := waitFor(t, ctx, l, "k")
 		synctest.Wait()
 		sent := f.count("acquire")
 		he := requireHeld(t, l, "k")
 		require.Equal(t, "them", he.Holder)
 		require.Equal(t, sent, f.count("acquire"), "the leader's answer is still valid: nothing is sent")
 
-		// The leader's next attempt is slow: TryAcquire gets its answer.
-		f.set(func(context.Context, string) error { time.Sleep(time.Second); return nil }, nil)
-		time.Sleep(1500 * time.Millisecond) // into an attempt
-		start := time.Now()
-		for time.Since(start) == 0 {
-			requireHeld(t, l, "k")
-			time.Sleep(time.Millisecond)
+		// The leader's next attempt is under way: TryAcquire waits for its answer.
+		under, answer := make(chan struct{}), make(chan error)
+		f.set(only("acquire", first(1, func(context.Context, string) error {
+			close(under)
+			return <-answer
+		})), nil)
+		<-under
+		sent = f.count("acquire")
+		told := make(chan error, 2)
+		for range 2 {
+			go func() {
+				_, err := l.TryAcquire(t.Context(), "k")
+				told <- err
+			}()
 		}
-		cancel()
 		synctest.Wait()
-		f.set(nil, nil)
-		time.Sleep(2 * time.Second)
+		require.Empty(t, told)
+		answer <- io.ErrUnexpectedEOF
+		for range 2 {
+			err := <-told
+			require.ErrorIs(t, err, io.ErrUnexpectedEOF, "the slow answer")
+			require.NotErrorIs(t, err, locker.ErrHeld)
+		}
+		require.Equal(t, sent, f.count("acquire"))
+
+		cancel()
+		require.Nil(t, <-got)
 		require.NoError(t, remote.Release(t.Context()))
 		requireFree(t, l, "k")
 	})
 }
+
+func TestTryAcquire_isPromptBehindShortLocalHolds(t *testing.T) { // G5
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty(nil)
+		f.set(takes(time.Millisecond), nil)
+		l := newOver(t, f, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					if k, err := l.Acquire(ctx, "k"); err == nil {
+						_ = k.Release(t.Context())
+					}
+				}
+			})
+		}
+		for range 100 {
+			time.Sleep(300 * time.Microsecond)
+			try, cancelTry := context.WithTimeout(t.Context(), 10*time.Millisecond)
+			k, err := l.TryAcquire(try, "k")
+			cancelTry()
+			if err == nil {
+				err = k.Release(t.Context())
+			}
+			if err != nil {
+				require.ErrorIs(t, err, locker.ErrHeld)
+				require.NotErrorIs(t, err, context.DeadlineExceeded)
+			}
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+func TestAcquire_reportsItsOwnContextAndNobodyElses(t *testing.T) { // G6, W2
+	for name, driver := range map[string]fault{
+		"the context's error": untilEnd,
+		"another error": func(ctx context.Context, _ string) error {
+			<-ctx.Done()
+			return io.ErrNoProgress
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				for i := range 200 {
+					f := newFaulty(nil)
+					l := newOver(t, f, nil)
+					f.set(only("acquire", first(1, driver)), nil)
+					lead := l.Acquire
+					if i%2 == 0 {
+						lead = l.TryAcquire
+					}
+					cause := errors.New("user left")
+					ctx, cancel := context.WithCancelCause(t.Context())
+					own, other := make(chan error, 1), make(chan error, 1)
+					go func() {
+						_, err := lead(ctx, "k")
+						own <- err
+					}()
+					synctest.Wait()
+					go func() {
+						k, err := l.TryAcquire(t.Context(), "k")
+						if err == nil {
+							err = k.Release(t.Context())
+						}
+						other <- err
+					}()
+					synctest.Wait()
+					cancel(cause)
+					err := <-own
+					require.ErrorIs(t, err, context.Canceled)
+					require.ErrorIs(t, err, cause)
+					require.NotErrorIs(t, err, locker.ErrHeld)
+					require.NoError(t, <-other)
+				}
+			})
+		})
+	}
+}
+
+func TestTryAcquire_whoseDriverSeesTheDeadlineFirstReportsTheContext(t *testing.T) { // G6
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty(nil)
+		l := newOver(t, f, nil)
+		for range 200 {
+			cause := errors.New("too slow")
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, cause)
+			f.set(only("acquire", func(ctx context.Context, _ string) error {
+				end, _ := ctx.Deadline()
+				time.Sleep(time.Until(end))
+				return io.ErrNoProgress
+			}), nil)
+			_, err := l.TryAcquire(ctx, "k")
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.ErrorIs(t, err, cause)
+			cancel()
+		}
+	})
+}
+
+func TestAcquire_aBackendThatPanicsLeavesNoStuckLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty(nil)
+		l := newOver(t, inProcess{f}, nil)
+		for _, acquire := range []func(context.Context, string, ...locker.Option) (locker.Lock, error){l.Acquire, l.TryAcquire} {
+			f.set(only("acquire", first(1, func(context.Context, string) error { panic("bug") })), nil)
+			require.PanicsWithValue(t, "bug", func() { _, _ = acquire(t.Context(), "k") })
+			requireFree(t, l, "k")
+		}
+	})
+}
+
+// inProcess is a faulty backend whose calls the core makes on the caller's
+// goroutine.
+type inProcess struct{ *faulty }
+
+func (b inProcess) Info() locker.Info {
+	i := b.faulty.Info()
+	i.Local = true
+	return i
+}
+
+func TestTryAcquire_aLossThatIsPushedBeforeTheGrantIsNotHandedOut(t *testing.T) { // H5
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		b := &pushing{faulty: newFaulty(store)}
+		l := newOver(t, b, nil)
+		b.set(nil, only("acquire", first(2, func(context.Context, string) error {
+			b.report("k", shown(t, store, "k").Holder, &locker.LostError{Reason: locker.ReasonSession})
+			return nil
+		})))
+		_, err := l.TryAcquire(t.Context(), "k")
+		require.Equal(t, locker.ReasonSession, lostReason(t, err))
+		synctest.Wait()
+		require.Zero(t, store.Len(), "given back")
+		k := acquire(t, l, "k")
+		require.NoError(t, k.Err(), "Acquire tries again")
+		require.Equal(t, 3, b.count("acquire"))
+		require.NoError(t, k.Release(t.Context()))
+	})
+}
+
+// pushing is a faulty backend that can push losses.
+type pushing struct {
+	*faulty
+	report func(key, owner string, err error)
+}
+
+func (b *pushing) Info() locker.Info {
+	i := b.faulty.Info()
+	i.Can |= locker.CapPushLoss
+	return i
+}
+
+func (b *pushing) OnLoss(report func(key, owner string, err error)) { b.report = report }
 
 func TestTryAcquire_sharesTheAnswerOfAnAttemptUnderWay(t *testing.T) { // G5, W2
 	synctest.Test(t, func(t *testing.T) {

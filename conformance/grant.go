@@ -27,6 +27,9 @@ var grantCases = []Case{{
 	ID: "G1/lockers", Rule: ruleOneHolder, Needs: locker.CapExclusive, Cites: []string{"C94", "C127"},
 	run: func(t *trial) { contend(t, t.openN(8), 64, 2) },
 }, {
+	ID: "G1/many-keys", Rule: ruleOneHolder, Needs: locker.CapExclusive, Cites: []string{"C04", "C124"},
+	run: contendForManyKeys,
+}, {
 	ID: "G1/attempts", Rule: ruleOneHolder, Needs: locker.CapExclusive, Cites: []string{"C94"},
 	run: attemptsAtOnce,
 }, {
@@ -117,6 +120,42 @@ func contend(t *trial, lockers []locker.Locker, goroutines, rounds int) {
 		}
 	})
 	t.want(a.grants == goroutines*rounds, "every acquire served once", "%d grants for %d calls", a.grants, goroutines*rounds)
+}
+
+// contendForManyKeys lets keys come and go: taken, waited for, given up and
+// released by many, so that an entry is often removed while somebody is about to
+// use it.
+func contendForManyKeys(t *trial) {
+	lockers := t.openN(2)
+	arenas := make(map[string]*arena)
+	var keys []string
+	for range 8 {
+		keys = append(keys, t.key())
+		arenas[keys[len(keys)-1]] = &arena{t: t}
+	}
+	t.parallel(64, func(i int) {
+		for round := range 5 {
+			key := keys[(i+3*round)%len(keys)]
+			ctx, cancel := t.ctx, context.CancelFunc(func() {})
+			if (i+round)%3 == 0 {
+				ctx, cancel = context.WithTimeout(t.ctx, time.Duration(i%7)*100*time.Microsecond)
+			}
+			k, err := t.acquire(ctx, lockers[i/8%len(lockers)], key)
+			cancel()
+			if err != nil {
+				t.must(ctx != t.ctx, "the lock, sooner or later", "Acquire: %v", err)
+				t.wantError(err, context.DeadlineExceeded)
+				continue
+			}
+			arenas[key].enter(k)
+			t.pass(time.Duration(i%3) * 70 * time.Microsecond)
+			arenas[key].leave(k)
+			t.release(k)
+		}
+	})
+	for _, key := range keys {
+		t.wantFree(key)
+	}
 }
 
 func attemptsAtOnce(t *trial) {

@@ -74,6 +74,9 @@ func Run(t *testing.T, h Harness) {
 	}
 	s := newSuite(t.Context(), h, testProcess(t.Name()))
 	for _, c := range Cases() {
+		if !s.applies(c) {
+			continue
+		}
 		t.Run(c.ID, func(t *testing.T) {
 			r := s.judge(t.Context(), c)
 			switch {

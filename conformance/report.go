@@ -59,6 +59,10 @@ type Report struct {
 	Backend string // its name, where the Locker tells
 	Can     locker.Capability
 	Results []Result
+
+	// NotApplicable counts the cases that are about another kind of store: those
+	// that need several processes, where the store is the memory of one.
+	NotApplicable int
 }
 
 // OK reports that no Must failed and nothing broke.
@@ -94,6 +98,9 @@ func (r *Report) Summary() string {
 		len(r.Results), count[Pass], count[Skip], count[Fail], count[Error])
 	if shoulds > 0 {
 		s += fmt.Sprintf(" (%d of the failed are %s)", shoulds, Should)
+	}
+	if r.NotApplicable > 0 {
+		s += fmt.Sprintf(", %d about other kinds of stores", r.NotApplicable)
 	}
 	for i, reason := range reasons {
 		sep := ", "

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -25,7 +23,7 @@ import (
 func Check(ctx context.Context, h Harness, filter *regexp.Regexp, each func(Result)) *Report {
 	s := newSuite(ctx, h, programProcess())
 	for _, c := range Cases() {
-		if filter != nil && !filter.MatchString(c.ID) {
+		if filter != nil && !filter.MatchString(c.ID) || !s.applies(c) {
 			continue
 		}
 		r := s.judge(ctx, c)
@@ -72,6 +70,16 @@ func newSuite(ctx context.Context, h Harness, p process) *suite {
 	return s
 }
 
+// applies reports whether the case is about this kind of store, and counts those that
+// are not: a store in the memory of one process has no other processes.
+func (s *suite) applies(c Case) bool {
+	if s.info.Local && c.Uses&PartProcesses != 0 {
+		s.report.NotApplicable++
+		return false
+	}
+	return true
+}
+
 // judge runs one case and adds its result to the report.
 func (s *suite) judge(ctx context.Context, c Case) Result {
 	start := time.Now()
@@ -83,30 +91,25 @@ func (s *suite) judge(ctx context.Context, c Case) Result {
 
 // run runs one case, on a goroutine of its own, so that a stuck one can be ended
 // and left behind.
-func (s *suite) run(ctx context.Context, c Case) Result {
+func (s *suite) run(outer context.Context, c Case) Result {
 	if s.broken != nil {
 		return Result{Status: Error, Reason: s.broken.Error()}
 	}
-	if err := ctx.Err(); err != nil {
+	if err := outer.Err(); err != nil {
 		return Result{Status: Error, Reason: "not run: " + err.Error()}
 	}
 	if missing := s.missing(c); missing != "" {
 		return Result{Status: Skip, Reason: "no " + missing}
 	}
 
-	ctx, cancel := context.WithCancelCause(ctx)
+	ctx, cancel := context.WithCancelCause(outer)
 	defer cancel(nil)
 	t := &trial{
 		ctx: ctx, suite: s, ttl: s.h.TTL,
 		name: s.prefix + "/" + strings.ReplaceAll(c.ID, "/", "-"),
 	}
 	limit := 30*time.Second + 20*t.ttl
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		defer t.recover()
-		c.run(t)
-	}()
+	ended := t.start(func() { c.run(t) })
 	if !within(ended, limit) {
 		// The ended context frees what waits for a lock or an answer.
 		t.fail(fmt.Sprintf("the case has not ended after %v; goroutines:\n%s", limit, stacks()), "an end")
@@ -115,6 +118,9 @@ func (s *suite) run(ctx context.Context, c Case) Result {
 	}
 	cancel(errOver)
 	t.close()
+	if err := outer.Err(); err != nil {
+		return Result{Status: Error, Reason: "interrupted: " + err.Error()}
+	}
 	return t.result()
 }
 
@@ -162,46 +168,3 @@ func closeNow(ctx context.Context, l locker.Locker) {
 	cancel()
 	_ = l.Close(ctx)
 }
-
-func stacks() string {
-	buf := make([]byte, 64<<10)
-	return string(buf[:runtime.Stack(buf, true)])
-}
-
-// recover is deferred on every goroutine of a case. A panic in the suite's own
-// code is the suite's defect; a panic anywhere else is the Locker's.
-func (t *trial) recover() {
-	v := recover()
-	if v == nil {
-		return
-	}
-	stack := debug.Stack()
-	if panickedHere() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		t.broken = fmt.Errorf("panic: %v\n%s", v, stack)
-		return
-	}
-	t.fail(fmt.Sprintf("panic: %v\n%s", v, stack), "no panic")
-}
-
-// panickedHere reports whether the code that panicked belongs to this package.
-func panickedHere() bool {
-	pcs := make([]uintptr, 64)
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(0, pcs)])
-	inPanic := false
-	for {
-		f, more := frames.Next()
-		switch {
-		case f.Function == "runtime.gopanic":
-			inPanic = true
-		case inPanic && !strings.HasPrefix(f.Function, "runtime."):
-			return strings.HasPrefix(f.Function, packagePath)
-		}
-		if !more {
-			return false
-		}
-	}
-}
-
-const packagePath = "github.com/go-locker/locker/conformance."

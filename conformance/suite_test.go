@@ -184,6 +184,16 @@ func TestCheck_endedContextRunsNothing(t *testing.T) {
 	require.Equal(t, "not run: context canceled", r.Reason)
 }
 
+func TestCheck_interruptedCaseIsAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		r := conformance.Check(ctx, newWorld().harness(), only("H1/renewed"), nil).Results[0]
+		require.Equal(t, conformance.Error, r.Status)
+		require.Equal(t, "interrupted: context deadline exceeded", r.Reason)
+	})
+}
+
 func TestCheck_panicOfTheLockerIsAFailure(t *testing.T) {
 	for _, id := range []string{"G3/owner", "G1/goroutines"} { // on the case's goroutine, and on others
 		r := judge(t, id, acquires(func(context.Context, acquiring) (locker.Lock, error) { panic("no such thing") }))

@@ -99,7 +99,7 @@
 //
 //	Pk                 string, with expiry: the owner id, then " label" if there is one
 //	P NUL "token"      string, without expiry: the last token, one key for all locks;
-//	                   on a cluster P NUL "token:" and a suffix, one for each slot in use
+//	                   on a cluster with a suffix, one for each slot in use
 //	P NUL "wake:k"     channel: the key was released
 //
 // Programs that lock Pk by SET NX PX and release it by compare-and-delete take part:

@@ -71,7 +71,7 @@ func (b *backend) isPermanent(err error) bool {
 }
 
 // failed is how every error of the driver leaves the backend: marked if waiting
-// does not cure it, otherwise as it is.
+// does not cure it, or if the server certainly did nothing.
 func (b *backend) failed(err error) error {
 	if err == nil {
 		return nil
@@ -84,6 +84,9 @@ func (b *backend) failed(err error) error {
 		// The driver learns of a dead master from redirections only, and the
 		// dead send none.
 		b.cluster.ReloadState(context.Background())
+	}
+	if !mayHaveRun(err) {
+		return locker.NoEffect(err)
 	}
 	return err
 }
@@ -114,8 +117,7 @@ func mayHaveRun(err error) bool {
 	return !(errors.As(err, &op) && op.Op == "dial")
 }
 
-// isBroken reports that the connection ended under a command. Pooled connections
-// die of a server's restart or an idle time-out, and the next command finds out.
+// isBroken reports that the connection ended under a command.
 func isBroken(err error) bool {
 	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
 		if errors.Is(err, end) {

@@ -10,10 +10,6 @@ import (
 	"github.com/go-locker/locker"
 )
 
-// maxResends is how often TryAcquire sends its command again when a connection
-// ended under it: as often as go-redis does by default.
-const maxResends = 3
-
 // grant is one holder's value under one key.
 type grant struct {
 	b      *backend
@@ -33,43 +29,36 @@ func (b *backend) TryAcquire(ctx context.Context, req locker.Request) (locker.Gr
 		return nil, err // go-redis might send it all the same
 	}
 	g := &grant{b: b, key: req.Key, name: b.lock(req.Key), holder: req.Holder(), ttl: req.TTL}
-	var (
-		reply   any
-		err     error
-		unknown bool // one of the sendings may have taken the key
-	)
-	for resends := 0; ; {
-		slotted := b.slotted.Load()
-		reply, err = b.run(ctx, acquireScript, []string{g.name, b.counter(g.name)}, g.holder, millis(req.TTL))
-		if isCrossSlot(err) && !slotted {
-			// A client for one server, and the server is a cluster's node. It
-			// has refused the command as a whole.
-			b.slotted.Store(true)
-			continue
-		}
-		unknown = unknown || err != nil && mayHaveRun(err)
-		// If one of the sendings arrived, the next one finds its own value.
-		if !isBroken(err) || resends == maxResends || ctx.Err() != nil {
-			break
-		}
-		resends++
+	slotted := b.slotted.Load()
+	reply, err := g.acquire(ctx, req.TTL)
+	if isCrossSlot(err) && !slotted {
+		// A client for one server, and the server is a cluster's node. It has
+		// refused the command as a whole.
+		b.slotted.Store(true)
+		reply, err = g.acquire(ctx, req.TTL)
 	}
-	if err == nil {
-		var held *locker.HeldError
-		if g.token, held, err = acquired(reply); held != nil {
-			held.Key = req.Key
-			return nil, held
+	if err != nil {
+		if mayHaveRun(err) {
+			return g, b.failed(err)
 		}
-		unknown = err != nil
-	}
-	switch {
-	case err == nil:
-		return g, nil
-	case unknown:
-		return g, b.failed(err)
-	default:
 		return nil, b.failed(err)
 	}
+	token, held, err := acquired(reply)
+	switch {
+	case err != nil:
+		return g, err
+	case held != nil:
+		held.Key = req.Key
+		return nil, held
+	}
+	g.token = token
+	return g, nil
+}
+
+// acquire sends the command once. Sent again, a first sending that is late could
+// take the key after the second one has given it back.
+func (g *grant) acquire(ctx context.Context, ttl time.Duration) (any, error) {
+	return g.b.run(ctx, acquireScript, []string{g.name, g.b.counter(g.name)}, g.holder, millis(ttl))
 }
 
 // acquired reads the reply of acquire.lua.

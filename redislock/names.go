@@ -34,7 +34,8 @@ func (n *names) counter(lock string) string {
 	if known, ok := n.counters.Load(slot); ok {
 		return known.(string)
 	}
-	name = inSlot(name+":", slot)
+	// Where the server does not object to the plain name, it is the plain name.
+	name = inSlot(name, slot)
 	n.counters.Store(slot, name)
 	return name
 }

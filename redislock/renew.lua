@@ -29,8 +29,8 @@ if holder ~= ARGV[1] then
 end
 if ARGV[3] == 'renew' then
   -- PEXPIRE has its option GT from Redis 7.0 on only.
-  local left = redis.call('PTTL', KEYS[1])
-  if left < 0 or left >= ttl then
+  -- Without an expiry (-1) the key would outlive its holder: that is mended.
+  if redis.call('PTTL', KEYS[1]) >= ttl then
     return 1
   end
 end

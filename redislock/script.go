@@ -39,7 +39,7 @@ func newScript(source string) script {
 // once is a command that the driver sends one time only. A re-sent release would
 // find its key gone and report a loss; and only an error that belongs to one
 // sending tells whether the server may have seen the command. What is worth
-// sending again is sent again by the Locker, or by TryAcquire.
+// sending again is sent again by the Locker.
 type once struct{ *redis.Cmd }
 
 // NoRetry implements redis.Cmder.

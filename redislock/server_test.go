@@ -180,7 +180,7 @@ func TestToken_risesWhateverHappensBetweenGrants(t *testing.T) { // C127
 		end(t)
 	})
 	t.Run("counter ahead of the clock", func(t *testing.T) {
-		const ahead = 1 << 52
+		const ahead uint64 = 1 << 52
 		require.NoError(t, rdb.Set(ctx, counter, ahead, time.Hour).Err())
 		for n := range uint64(10) {
 			require.Equal(t, ahead+1+n, next(t).token, "no digit is lost")
@@ -457,6 +457,19 @@ func TestCluster_everyKeyWorksWithEitherClient(t *testing.T) { // C83
 					require.NoError(t, again.Release(ctx))
 				}
 			})
+		}
+	}
+}
+
+func TestCluster_bothClientsUseOneCounterForAKey(t *testing.T) { // C127
+	for _, prefix := range oddPrefixes {
+		for _, key := range oddKeys {
+			single, cluster := names{prefix: prefix}, names{prefix: prefix}
+			cluster.slotted.Store(true)
+			lock := single.lock(key)
+			if slotOf(single.counter(lock)) == slotOf(lock) { // else CROSSSLOT tells the single one
+				require.Equal(t, cluster.counter(lock), single.counter(lock), "%q", lock)
+			}
 		}
 	}
 }

@@ -58,7 +58,7 @@ func TestSlot_everyOneIsReached(t *testing.T) {
 	// suffixes reach the slots. So one prefix stands for all.
 	seen := make(map[string]bool, slots)
 	for slot := range uint16(slots) {
-		name := inSlot("app:\x00token:", slot)
+		name := inSlot("app:\x00token", slot)
 		if slotOf(name) != slot {
 			require.Equal(t, slot, slotOf(name), "%q", name)
 		}
@@ -88,10 +88,14 @@ func TestNames_ofDifferentKeysAndPrefixesNeverMeet(t *testing.T) {
 		}
 		n.slotted.Store(true)
 		for slot := uint16(0); slot < slots; slot += 97 {
+			name := inSlot(prefix+"\x00token", slot)
+			if name == prefix+"\x00token" {
+				continue // the one from above
+			}
 			if hashedPart(prefix) != prefix {
 				break // one slot for all
 			}
-			add(inSlot(prefix+"\x00token:", slot), fmt.Sprintf("counter %d of %q", slot, prefix))
+			add(name, fmt.Sprintf("counter %d of %q", slot, prefix))
 		}
 	}
 }
@@ -99,7 +103,7 @@ func TestNames_ofDifferentKeysAndPrefixesNeverMeet(t *testing.T) {
 func BenchmarkSlot_counterOfANewSlot(b *testing.B) {
 	i := 0
 	for b.Loop() {
-		inSlot("app:\x00token:", uint16(i*7919)%slots)
+		inSlot("app:\x00token", uint16(i*7919)%slots)
 		i++
 	}
 }
