@@ -373,7 +373,7 @@ func TestTryAcquire_doesNotOvertakeAndTakesTheLeadersAnswer(t *testing.T) { // W
 		require.NoError(t, err)
 
 		ctx, cancel := context.WithCancel(t.Context())
-		got := waitFor(t, ctx, l, "k")
+		got := waitFor(ctx, t, l, "k")
 		synctest.Wait()
 		sent := f.count("acquire")
 		he := requireHeld(t, l, "k")

@@ -15,10 +15,10 @@ var errTooLate = errors.New("locker: the grant came after its own lease was over
 // the backend answered.
 var errAbandoned = errors.New("locker: attempt abandoned")
 
-// attempt makes one attempt, or claims place. bound ends it early; nil does not. It
+// attempt makes one attempt, or claims place. bound ends it early; 0 does not. It
 // sets cl.req and cl.sent. A refusal is a bare *HeldError; an error that the end of
 // the call's context has caused is errAbandoned.
-func (c *core) attempt(cl *call, place Place, bound <-chan time.Time) (g Grant, err error) {
+func (c *core) attempt(cl *call, place Place, bound time.Duration) (g Grant, err error) {
 	if place == nil {
 		cl.req = cl.request()
 	}
@@ -27,7 +27,7 @@ func (c *core) attempt(cl *call, place Place, bound <-chan time.Time) (g Grant, 
 	if c.info.Local {
 		g, err = tryOrClaim(ctx, b, req, place)
 	} else {
-		g, err = guarded(c, ctx, nil, bound,
+		g, err = guarded(ctx, c, nil, bound,
 			func(ctx context.Context) (Grant, error) { return tryOrClaim(ctx, b, req, place) },
 			func(late Grant) { c.undo(ctx, late) })
 	}
@@ -43,7 +43,7 @@ func (c *core) attempt(cl *call, place Place, bound <-chan time.Time) (g Grant, 
 	switch he, held := errors.AsType[*HeldError](err); {
 	case held:
 		err = &HeldError{Key: cl.key, Holder: he.Holder, Remaining: he.Remaining}
-	case cl.over():
+	case err != errAbandoned && cl.over():
 		cl.note(err)
 		err = errAbandoned
 	}
@@ -57,15 +57,39 @@ func tryOrClaim(ctx context.Context, b Backend, req Request, place Place) (Grant
 	return b.TryAcquire(ctx, req)
 }
 
-// guarded runs f on a goroutine of its own, because drivers do not always come
-// back when their context ends. If parent, the Locker, stop or bound ends first,
-// the error is errAbandoned, and what f still returns goes to late.
-func guarded[T any](c *core, parent context.Context, stop <-chan struct{}, bound <-chan time.Time,
+// guarded runs f so that it can be left behind, because drivers do not always come
+// back when their context ends. If parent, the Locker, stop or bound (0: none) ends
+// first, the error is errAbandoned, and what f still returns goes to late.
+func guarded[T any](parent context.Context, c *core, stop <-chan struct{}, bound time.Duration,
 	f func(context.Context) (T, error), late func(T),
 ) (T, error) {
 	if c.info.Local {
 		return f(parent)
 	}
+	c.mu.Lock()
+	if c.closing {
+		c.unlock()
+		var zero T
+		return zero, errAbandoned
+	}
+	c.begin()
+	c.unlock()
+	if c.info.Deadlines && parent.Done() == nil && stop == nil {
+		defer c.endNow()
+		if bound == 0 {
+			return f(parent)
+		}
+		ctx, cancel := context.WithTimeout(parent, bound)
+		defer cancel()
+		return f(ctx)
+	}
+	return guardedApart(parent, c, stop, bound, f, late)
+}
+
+// guardedApart is guarded on a goroutine of its own.
+func guardedApart[T any](parent context.Context, c *core, stop <-chan struct{}, bound time.Duration,
+	f func(context.Context) (T, error), late func(T),
+) (T, error) {
 	type result struct {
 		v   T
 		err error
@@ -76,13 +100,12 @@ func guarded[T any](c *core, parent context.Context, stop <-chan struct{}, bound
 		ch    = make(chan result, 1)
 		zero  T
 	)
-	c.mu.Lock()
-	if c.closing {
-		c.unlock()
-		return zero, errAbandoned
+	var end <-chan time.Time
+	if bound > 0 {
+		t := time.NewTimer(bound)
+		defer t.Stop()
+		end = t.C
 	}
-	c.begin()
-	c.unlock()
 	ctx, cancel := context.WithCancel(parent)
 	defer cancel()
 	go func() {
@@ -92,9 +115,7 @@ func guarded[T any](c *core, parent context.Context, stop <-chan struct{}, bound
 		} else if late != nil && any(v) != nil {
 			late(v)
 		}
-		c.mu.Lock()
-		c.end()
-		c.unlock()
+		c.endNow()
 	}()
 	var r result
 	select {
@@ -103,7 +124,7 @@ func guarded[T any](c *core, parent context.Context, stop <-chan struct{}, bound
 	case <-parent.Done():
 	case <-c.ctx.Done():
 	case <-stop:
-	case <-bound:
+	case <-end:
 	}
 	if state.CompareAndSwap(0, abandoned) {
 		return zero, errAbandoned

@@ -135,6 +135,12 @@ type Info struct {
 	// the Locker makes them on the caller's goroutine, and leases run on Go's
 	// monotonic clock, so a suspended machine's sleep is not counted.
 	Local bool
+
+	// Deadlines says that every call returns soon after the deadline of its ctx,
+	// even if nothing else ends it. The Locker then makes calls for a context that
+	// cannot be cancelled on the caller's goroutine, instead of on one that it can
+	// leave behind.
+	Deadlines bool
 }
 
 // Capability is a set of promises.

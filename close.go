@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"time"
 )
 
 // Close implements Locker.
@@ -25,8 +26,10 @@ func (c *core) Close(ctx context.Context) error {
 	}
 	c.closing = true
 	c.returned, c.settled = make(chan struct{}), make(chan struct{})
+	var last time.Duration // until the last lease is over
 	for len(c.plan) > 0 {
 		h := c.plan[0]
+		last = max(last, h.storeEnd()-c.now())
 		c.lose(h, &LostError{Reason: ReasonClosed})
 		c.orphans[h] = struct{}{}
 	}
@@ -37,9 +40,13 @@ func (c *core) Close(ctx context.Context) error {
 	c.settle()
 	c.unlock()
 
-	// Their holders release them now.
+	// Their holders release them now. One who does not is waited for until the store
+	// has let go of his key, and no longer.
+	leases := time.NewTimer(last)
+	defer leases.Stop()
 	select {
 	case <-c.returned:
+	case <-leases.C:
 	case <-ctx.Done():
 	}
 	err := c.releaseRest(ctx)

@@ -45,6 +45,12 @@ func (c *core) end() {
 	c.settle()
 }
 
+func (c *core) endNow() {
+	c.mu.Lock()
+	c.end()
+	c.unlock()
+}
+
 // detached makes the context of work that outlives its caller: the values stay,
 // the end is its own.
 func detached(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -60,9 +66,7 @@ func (c *core) detach(ctx context.Context, work func(context.Context)) {
 		ctx, cancel := detached(ctx)
 		defer cancel()
 		work(ctx)
-		c.mu.Lock()
-		c.end()
-		c.unlock()
+		c.endNow()
 	}
 	if c.info.Local {
 		c.later.work = append(c.later.work, run)

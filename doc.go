@@ -12,7 +12,13 @@
 //	if errors.Is(err, locker.ErrHeld) {
 //		return nil // somebody else is at it: err says who
 //	}
+//	if err != nil {
+//		return err // the store failed, or the call was wrong
+//	}
 //	defer k.Release(ctx) // works after ctx was cancelled, too
+//
+// Applications need [Locker], [Lock], [Do], the options and the errors; the rest is for
+// those who write a backend.
 //
 // # What is guaranteed
 //
@@ -37,6 +43,10 @@
 // that must run once per round needs a durable mark of the finished round, looked at
 // under the lock (examples/dailyreport).
 //
+// A holder that hangs, or forgets to release, is renewed as long as its process lives:
+// [WithMaxHold] bounds that, and [Do] cannot forget. An Acquire waits out an outage, too,
+// as long as its context lets it.
+//
 // The clocks of the store and of this process may run at different speeds only as far
 // as the margin allows: 5 % of short leases, 250 ms of long ones. Stores that lose
 // data lose locks: see each backend's package for its own limits. Among processes, no
@@ -47,8 +57,10 @@
 //
 // [ErrHeld], with [HeldError]: somebody has the key. [ErrLost], with [LostError]: this
 // grant ended without a release. [ErrReleased], [ErrClosed], [ErrInvalid],
-// [ErrUnsupported]: as they say. Everything else is an [Error] around the driver's own
-// error: the store did not do its part, which never means that the key is held.
+// [ErrUnsupported]: as they say. If your context ended, the error matches it, and
+// ErrHeld too if somebody had the key until then. Everything else is an [Error] around
+// the driver's own error: the store did not do its part, which never means that the key
+// is held.
 //
 // # Hooks
 //

@@ -3,6 +3,8 @@ package locker
 import (
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -30,7 +32,7 @@ var (
 	ErrUnsupported = errors.New("locker: not supported by this backend")
 
 	// ErrInvalid: an argument breaks a documented rule. Returned before anything
-	// is sent, with the same text on every backend.
+	// is sent, for the same arguments on every backend.
 	ErrInvalid = errors.New("locker: invalid argument")
 
 	// ErrClosed: the Locker was closed.
@@ -52,7 +54,7 @@ type HeldError struct {
 }
 
 func (e *HeldError) Error() string {
-	s := fmt.Sprintf("locker: %q is held", e.Key)
+	s := "locker: " + short(e.Key) + " is held"
 	if e.Holder != "" {
 		s += fmt.Sprintf(" by %q", e.Holder)
 	}
@@ -70,8 +72,8 @@ type Reason string
 
 // The reasons a LostError can carry.
 const (
-	// ReasonExpired: the lease ran out, by this process's own clock or by the
-	// store's word.
+	// ReasonExpired: the lease ran out, by this process's own clock, or the store
+	// shows nothing under the key any more, which may have been removed.
 	ReasonExpired Reason = "expired"
 	// ReasonTaken: the store shows another owner under the key.
 	ReasonTaken Reason = "taken"
@@ -91,7 +93,7 @@ type LostError struct {
 }
 
 func (e *LostError) Error() string {
-	s := fmt.Sprintf("locker: lost %q: %s", e.Key, e.Reason)
+	s := fmt.Sprintf("locker: lost %s: %s", short(e.Key), e.Reason)
 	if e.Err != nil {
 		s += fmt.Sprintf(" (last renewal error: %v)", e.Err)
 	}
@@ -117,12 +119,21 @@ type Error struct {
 func (e *Error) Error() string {
 	s := "locker: " + e.Op
 	if e.Key != "" {
-		s += fmt.Sprintf(" %q", e.Key)
+		s += " " + short(e.Key)
 	}
 	if e.Backend != "" {
 		s += " on " + e.Backend
 	}
-	return s + ": " + e.Err.Error()
+	return s + ": " + strings.TrimPrefix(e.Err.Error(), "locker: ")
+}
+
+// short quotes a key, and leaves out the end of a long one.
+func short(key string) string {
+	const most = 64
+	if len(key) <= most {
+		return strconv.Quote(key)
+	}
+	return strconv.Quote(key[:most]) + "…"
 }
 
 // Unwrap returns the cause.

@@ -53,7 +53,7 @@ func (h *hold) extend(ctx context.Context, ttl time.Duration) error {
 	c.schedule(h)
 	c.unlock()
 
-	lease, err := guarded(c, ctx, h.Done(), nil, func(ctx context.Context) (Lease, error) {
+	lease, err := guarded(ctx, c, h.Done(), 0, func(ctx context.Context) (Lease, error) {
 		if c.extender == nil {
 			return h.grant.Renew(ctx, ttl)
 		}

@@ -93,7 +93,7 @@ func (f *faulty) Extend(ctx context.Context, g locker.Grant, ttl time.Duration) 
 	if err != nil {
 		return lease, err
 	}
-	return lease, f.after(ctx, "extend")
+	return locker.Lease{TTL: lease.TTL}, f.after(ctx, "extend")
 }
 
 type faultyGrant struct {

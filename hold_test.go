@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -317,12 +318,15 @@ func TestLock_thousandsAreRenewedInOneBatchAndNeedNoGoroutine(t *testing.T) { //
 	synctest.Test(t, func(t *testing.T) {
 		b := &batches{faulty: newFaulty(nil)}
 		l := newOver(t, b, withTTL(ttl))
+		goroutines := runtime.NumGoroutine()
 		keys := make([]locker.Lock, 1000)
 		for i := range keys {
 			keys[i] = acquire(t, l, string(rune('a'+i)))
 			time.Sleep(time.Millisecond / 2)
 		}
-		time.Sleep(2 * ttl)
+		time.Sleep(2*ttl + time.Millisecond)
+		synctest.Wait()
+		require.LessOrEqual(t, runtime.NumGoroutine(), goroutines+10)
 		b.take()
 		time.Sleep(10 * ttl)
 		sizes := b.take()

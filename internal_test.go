@@ -2,6 +2,7 @@ package locker
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -62,27 +63,51 @@ func TestLock_countsTheMachinesSleep(t *testing.T) { // H2
 		l, err := New(oneGrant{}, nil)
 		require.NoError(t, err)
 		c := l.(*core)
-		slept := 5 * time.Hour
-		c.asleep = func() time.Duration { return slept }
+		var slept atomic.Int64
+		c.asleep = func() time.Duration { return 5*time.Hour + time.Duration(slept.Load()) }
 
 		k, err := l.Acquire(t.Context(), "k")
 		require.NoError(t, err)
 		before := k.Deadline()
-		slept += 10 * time.Second
+		slept.Add(int64(10 * time.Second))
 		require.Equal(t, before.Add(-10*time.Second), k.Deadline())
 		require.NoError(t, k.Err())
 		time.Sleep(DefaultTTL)
 		require.NoError(t, k.Err(), "renewed after the resume")
 
-		slept += DefaultTTL
+		slept.Add(int64(DefaultTTL))
 		require.ErrorIs(t, k.Err(), ErrLost, "at once")
 
 		k, err = l.Acquire(t.Context(), "k")
 		require.NoError(t, err)
 		start := time.Now()
-		slept += DefaultTTL
+		slept.Add(int64(DefaultTTL))
 		<-k.Done()
 		require.LessOrEqual(t, time.Since(start), maxRest, "the timer looks at it soon")
+		require.NoError(t, l.Close(t.Context()))
+	})
+}
+
+// drowsy is a store behind a machine that falls asleep during each attempt.
+type drowsy struct {
+	oneGrant
+	asleep func()
+}
+
+func (b drowsy) TryAcquire(ctx context.Context, req Request) (Grant, error) {
+	b.asleep()
+	return b.oneGrant.TryAcquire(ctx, req)
+}
+
+func TestTryAcquire_aGrantThatTheMachineSleptThroughIsNotHandedOut(t *testing.T) { // G8, H2
+	synctest.Test(t, func(t *testing.T) {
+		var slept atomic.Int64
+		l, err := New(drowsy{asleep: func() { slept.Add(int64(DefaultTTL)) }}, nil)
+		require.NoError(t, err)
+		l.(*core).asleep = func() time.Duration { return time.Duration(slept.Load()) }
+		k, err := l.TryAcquire(t.Context(), "k")
+		require.Nil(t, k)
+		require.ErrorIs(t, err, ErrLost)
 		require.NoError(t, l.Close(t.Context()))
 	})
 }

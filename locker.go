@@ -43,7 +43,8 @@ type Locker interface {
 
 	// Close ends the Locker. New acquires and waiting ones get ErrClosed. Done of
 	// every live lock is closed with ErrLost, and Close waits for their holders'
-	// Release until ctx ends (an already ended ctx counts as no wait); then it
+	// Release until ctx ends (an already ended ctx counts as no wait) or the leases
+	// do; then it
 	// releases the rest itself, for which it takes at most 5 s more, and closes the
 	// backend, for which that has as long again. The client that was passed to the
 	// backend's constructor is not closed. The error tells what could not be given

@@ -109,3 +109,40 @@ func TestObserver_thatPanicsOrBlocksBreaksNoLock(t *testing.T) {
 		require.NoError(t, k.Release(t.Context()))
 	})
 }
+
+func TestObserver_thatBlocksOnAFailedRenewalDoesNotHoldUpTheNext(t *testing.T) { // H1, H3
+	synctest.Test(t, func(t *testing.T) {
+		block := make(chan struct{})
+		f := newFaulty(nil)
+		l := newOver(t, f, &locker.Config{TTL: ttl, Observer: func(e locker.Event) {
+			if e.Kind == locker.EventRenewalFailed {
+				<-block // a slow log
+			}
+		}})
+		for _, failure := range []fault{fails(io.EOF), untilEnd, hang(block)} {
+			k := acquire(t, l, "k")
+			f.set(only("renew", first(1, failure)), nil)
+			time.Sleep(3 * ttl)
+			require.NoError(t, k.Err())
+			f.set(nil, nil)
+			require.NoError(t, k.Release(t.Context()))
+		}
+		close(block)
+	})
+}
+
+func TestObserver_thatBlocksDoesNotHoldUpTheRestOfABatch(t *testing.T) { // H3
+	synctest.Test(t, func(t *testing.T) {
+		block := make(chan struct{})
+		l := newOver(t, &batches{faulty: newFaulty(nil)}, &locker.Config{TTL: ttl, Observer: func(e locker.Event) {
+			if e.Kind == locker.EventRenewed {
+				<-block
+			}
+		}})
+		a, b := acquire(t, l, "a"), acquire(t, l, "b")
+		time.Sleep(10 * ttl)
+		require.NoError(t, a.Err())
+		require.NoError(t, b.Err())
+		close(block)
+	})
+}

@@ -2,7 +2,6 @@ package locker
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"net/url"
 	"slices"
@@ -60,15 +59,16 @@ func Open(ctx context.Context, rawURL string) (Locker, error) {
 func open(ctx context.Context, rawURL string) (Locker, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
-		// The text of a *url.Error repeats the URL, with the password in it.
-		if ue := (*url.Error)(nil); errors.As(err, &ue) {
-			err = ue.Err
-		}
-		// The inner error may quote a part of the URL too: only its kind is safe.
-		return nil, invalidf("the URL cannot be parsed (%T)", err)
+		// The error's text repeats the URL, with the password in it.
+		return nil, invalidf("the URL cannot be parsed: it begins with a scheme such as redis://, " +
+			"and special characters in user and password are percent-encoded")
 	}
 	if u.Scheme == "" {
 		return nil, invalidf("the URL has no scheme, such as mem:// or redis://")
+	}
+	if u.Opaque != "" {
+		// "redis:secret@host" would otherwise be the default server.
+		return nil, invalidf("the URL has no // behind its scheme: %s://…", u.Scheme)
 	}
 	openers.Lock()
 	opener, known := openers.m[u.Scheme]

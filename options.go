@@ -141,9 +141,9 @@ func validKey(key string) error {
 	case len(key) > maxKeyBytes:
 		return invalidf("key of %d bytes, at most %d are allowed", len(key), maxKeyBytes)
 	case !utf8.ValidString(key):
-		return invalidf("key %q is not valid UTF-8", key)
+		return invalidf("key %s is not valid UTF-8", short(key))
 	case strings.IndexByte(key, 0) >= 0:
-		return invalidf("key %q contains a NUL byte", key)
+		return invalidf("key %s contains a NUL byte", short(key))
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ func (c *core) pursue(ln *line, cl *call) (*hold, error) {
 		if cl.ctx.Err() != nil || c.ctx.Err() != nil {
 			return nil, c.over(cl)
 		}
-		grant, err := c.boundedAttempt(cl, p.place)
+		grant, err := c.attempt(cl, p.place, attemptBound)
 		if err == nil {
 			var h *hold
 			if h, err = c.adopt(ln, cl, grant); err == nil {
@@ -63,19 +63,9 @@ func (c *core) pursue(ln *line, cl *call) (*hold, error) {
 }
 
 // attemptBound is how long a waiting Acquire gives one attempt before it abandons it
-// and makes another one.
+// and makes another one: a driver without time-outs of its own does not turn a
+// connection that went silent into a wait for ever.
 const attemptBound = 5 * time.Second
-
-// boundedAttempt is an attempt that a driver without time-outs of its own cannot
-// turn into a wait for ever.
-func (c *core) boundedAttempt(cl *call, place Place) (Grant, error) {
-	if c.info.Local {
-		return c.attempt(cl, place, nil)
-	}
-	bound := time.NewTimer(attemptBound)
-	defer bound.Stop()
-	return c.attempt(cl, place, bound.C)
-}
 
 // pursuit is what a leader needs from one attempt to the next.
 type pursuit struct {
@@ -119,21 +109,19 @@ func (c *core) listen(ln *line, cl *call, p *pursuit, held *HeldError) (pushed, 
 	if p.noWakeUps || c.queuer == nil && c.waker == nil {
 		return false, false
 	}
-	bound := time.NewTimer(patience)
-	defer bound.Stop()
 	ctx := cl.ctx // closures over cl would put every call on the heap
 	var err error
 	if c.queuer != nil {
 		cl.req = cl.request()
 		req := cl.req
-		p.place, err = guarded(c, ctx, nil, bound.C,
+		p.place, err = guarded(ctx, c, nil, patience,
 			func(ctx context.Context) (Place, error) { return c.queuer.Enqueue(ctx, req) },
 			func(late Place) { c.leaveLate(ctx, late) })
 		pushed = p.place != nil // its Turn says when
 	} else {
 		var w Watch
 		key := cl.key
-		w, err = guarded(c, ctx, nil, bound.C,
+		w, err = guarded(ctx, c, nil, patience,
 			func(ctx context.Context) (Watch, error) { return c.waker.Watch(ctx, key) },
 			func(late Watch) { late.Close() })
 		if pushed = w != nil; pushed {

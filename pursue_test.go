@@ -15,7 +15,7 @@ import (
 )
 
 // waitFor starts an Acquire and gives its lock when there is one.
-func waitFor(t *testing.T, ctx context.Context, l locker.Locker, key string, opts ...locker.Option) <-chan locker.Lock {
+func waitFor(ctx context.Context, t *testing.T, l locker.Locker, key string, opts ...locker.Option) <-chan locker.Lock {
 	got := make(chan locker.Lock, 1)
 	go func() {
 		k, err := l.Acquire(ctx, key, opts...)
@@ -32,11 +32,11 @@ func TestAcquire_isWokenByAWatchWhichIsClosedWithTheLastWaiter(t *testing.T) { /
 		store, bell := memlock.NewStore(), newBell()
 		a, b := newOver(t, newWaking(store, bell), nil), newOver(t, newWaking(store, bell), nil)
 		k := acquire(t, a, "k")
-		first := waitFor(t, t.Context(), b, "k")
+		first := waitFor(t.Context(), t, b, "k")
 		synctest.Wait()
 		ctx, cancel := context.WithCancel(t.Context())
-		second := waitFor(t, ctx, b, "k")
-		third := waitFor(t, ctx, b, "k")
+		second := waitFor(ctx, t, b, "k")
+		third := waitFor(ctx, t, b, "k")
 		time.Sleep(time.Second)
 		require.Equal(t, 1, bell.watched(), "W2: one for all who wait here")
 
@@ -54,7 +54,7 @@ func TestAcquire_isWokenByAWatchWhichIsClosedWithTheLastWaiter(t *testing.T) { /
 
 		k = acquire(t, a, "k")
 		ctx, cancel = context.WithCancel(t.Context())
-		alone := waitFor(t, ctx, b, "k")
+		alone := waitFor(ctx, t, b, "k")
 		synctest.Wait()
 		require.Equal(t, 1, bell.watched())
 		cancel()
@@ -62,7 +62,7 @@ func TestAcquire_isWokenByAWatchWhichIsClosedWithTheLastWaiter(t *testing.T) { /
 		synctest.Wait()
 		require.Zero(t, bell.watched(), "closed by a leader that leaves")
 
-		alone = waitFor(t, t.Context(), b, "k")
+		alone = waitFor(t.Context(), t, b, "k")
 		synctest.Wait()
 		require.NoError(t, k.Release(t.Context()))
 		k = <-alone
@@ -112,7 +112,7 @@ func TestAcquire_withoutWakeUpsLooksAtTheStore(t *testing.T) { // W1, W4
 			w.set(only("watch", fails(err)), nil)
 			l := newOver(t, w, nil)
 			remote := taken(t, store, "k", time.Minute)
-			got := waitFor(t, t.Context(), l, "k")
+			got := waitFor(t.Context(), t, l, "k")
 			time.Sleep(10 * time.Second)
 			if errors.Is(err, locker.Permanent(io.EOF)) {
 				require.Equal(t, 1, w.count("watch"), "it will not get better")
@@ -141,14 +141,14 @@ func TestTryAcquire_inAnOutageForgetsWhatTheStoreSaidBefore(t *testing.T) { // G
 					b.set(only("watch", func(context.Context, string) error { outage(); return nil }), nil)
 				}
 				ctx, cancel := context.WithCancel(t.Context())
-				got := waitFor(t, ctx, l, "k")
+				got := waitFor(ctx, t, l, "k")
 				synctest.Wait()
 				if wakes {
 					requireHeld(t, l, "k")
 					outage()
 					bell.ring("k")
-					synctest.Wait()
 				}
+				time.Sleep(time.Millisecond) // the call is newer than the last answer
 				try, cancelTry := context.WithTimeout(t.Context(), 100*time.Millisecond)
 				defer cancelTry()
 				_, err := l.TryAcquire(try, "k")
@@ -172,7 +172,7 @@ func TestTryAcquire_isNotToldHeldForLongerThanTheLease(t *testing.T) { // G7
 			return nil
 		}), nil)
 		ctx, cancel := context.WithCancel(t.Context())
-		got := waitFor(t, ctx, l, "k")
+		got := waitFor(ctx, t, l, "k")
 		time.Sleep(10 * time.Minute)
 		try, cancelTry := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancelTry()
@@ -193,7 +193,7 @@ func TestAcquire_takesItsTurnInTheStoresLine(t *testing.T) { // W5, R3, CapFIFO
 		for range 5 {
 			q := newQueueing(store)
 			lockers = append(lockers, q)
-			waiting = append(waiting, waitFor(t, t.Context(), newOver(t, q, nil), "k"))
+			waiting = append(waiting, waitFor(t.Context(), t, newOver(t, q, nil), "k"))
 			synctest.Wait()
 		}
 		start := time.Now()
@@ -218,7 +218,7 @@ func TestAcquire_thatIsCancelledLeavesTheStoresLine(t *testing.T) { // W3, W5
 		k := acquire(t, l, "other")
 		remote := taken(t, store, "k", time.Minute)
 		ctx, cancel := context.WithCancel(t.Context())
-		got := waitFor(t, ctx, l, "k")
+		got := waitFor(ctx, t, l, "k")
 		synctest.Wait()
 		q.set(only("leave", first(3, fails(io.EOF))), nil)
 		cancel()
@@ -244,7 +244,7 @@ func TestAcquire_aClaimWithoutAnswerGivesUpItsPlace(t *testing.T) { // G4, W5
 				q := newQueueing(store)
 				l := newOver(t, q, nil)
 				remote := taken(t, store, "k", time.Minute)
-				got := waitFor(t, t.Context(), l, "k")
+				got := waitFor(t.Context(), t, l, "k")
 				synctest.Wait()
 				q.set(only("claim", unanswered), nil)
 				require.NoError(t, remote.Release(t.Context()))

@@ -78,7 +78,10 @@ func (h *hold) Release(ctx context.Context) error {
 		case <-w.done:
 			return c.releaseError(h, w.err)
 		default:
-			return c.releaseError(h, ended(ctx, nil, nil))
+			c.mu.Lock()
+			last := w.err
+			c.unlock()
+			return c.releaseError(h, ended(ctx, nil, last))
 		}
 	}
 }
@@ -141,16 +144,12 @@ func (h *hold) gone() bool {
 	return ok && (le.Reason == ReasonTaken || le.Reason == ReasonSession)
 }
 
-// startRelease runs the work on a goroutine of its own and sees to it that it
-// counts as over in time, even if the driver does not come back. The line waits for
-// it until the store lets the key go by itself.
+// startRelease runs the work and sees to it that it counts as over in time. If the
+// caller may leave before, or the driver may not come back, it has a goroutine of its
+// own. The line waits for it until the store lets the key go by itself.
 func (c *core) startRelease(ctx context.Context, h *hold, w *releaseWork, leaseLeft time.Duration) {
+	apart := !c.info.Deadlines || ctx.Done() != nil
 	ctx, cancel := detached(ctx)
-	stopBound := context.AfterFunc(ctx, func() {
-		c.mu.Lock()
-		c.releaseOver(h, w, errNoAnswer)
-		c.unlock()
-	})
 	var leaseEnd *time.Timer
 	if leaseLeft < detachedBound {
 		leaseEnd = time.AfterFunc(leaseLeft, func() {
@@ -159,13 +158,26 @@ func (c *core) startRelease(ctx context.Context, h *hold, w *releaseWork, leaseL
 			c.unlock()
 		})
 	}
-	go func() {
-		c.releaseNow(ctx, h, w)
-		stopBound()
+	end := func() {
 		cancel()
 		if leaseEnd != nil {
 			leaseEnd.Stop()
 		}
+	}
+	if !apart {
+		c.releaseNow(ctx, h, w)
+		end()
+		return
+	}
+	stopBound := context.AfterFunc(ctx, func() {
+		c.mu.Lock()
+		c.releaseOver(h, w, errNoAnswer)
+		c.unlock()
+	})
+	go func() {
+		c.releaseNow(ctx, h, w)
+		stopBound()
+		end()
 	}()
 }
 

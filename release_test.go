@@ -190,6 +190,79 @@ func TestRelease_ofAHungStoreDoesNotStopTheLine(t *testing.T) {
 	})
 }
 
+func TestRelease_ofALockThatTheStoreNoLongerHasIsErrLost(t *testing.T) { // R1
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		f := newFaulty(store)
+		l := newOver(t, f, nil)
+		for name, before := range map[string]fault{
+			"the first attempt":   nil,
+			"after a refused one": only("release", first(2, fails(locker.NoEffect(io.EOF)))),
+		} {
+			k := acquire(t, l, "k")
+			breakLock(t, store, k)
+			require.NoError(t, k.Err(), "this locker does not know yet")
+			f.set(before, nil)
+			for range 2 {
+				require.Equal(t, locker.ReasonExpired, lostReason(t, k.Release(t.Context())), name)
+			}
+			require.ErrorIs(t, k.Err(), locker.ErrReleased)
+		}
+	})
+}
+
+func TestRelease_afterTheStoreSaidNotYoursSendsNothing(t *testing.T) { // R2
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		f := newFaulty(store)
+		l := newOver(t, f, withTTL(ttl))
+		k := acquire(t, l, "k")
+		breakLock(t, store, k)
+		taken(t, store, "k", time.Minute)
+		<-k.Done()
+		require.Equal(t, locker.ReasonTaken, lostReason(t, k.Err()))
+		require.ErrorIs(t, k.Release(t.Context()), locker.ErrLost)
+		synctest.Wait()
+		require.Zero(t, f.count("release"))
+	})
+}
+
+func TestRelease_whoseReplyHangsIsNilTheSecondTime(t *testing.T) { // R1, R2
+	synctest.Test(t, func(t *testing.T) {
+		stop := make(chan struct{})
+		f := newFaulty(nil)
+		l := newOver(t, f, nil)
+		k := acquire(t, l, "k")
+		f.set(nil, only("release", hang(stop)))
+		err := k.Release(t.Context())
+		require.Error(t, err)
+		require.NotErrorIs(t, err, locker.ErrLost)
+		f.set(nil, nil)
+		require.NoError(t, k.Release(t.Context()), "it is gone: the first one did it")
+		require.Equal(t, 2, f.count("release"))
+		close(stop)
+	})
+}
+
+func TestRelease_thatHangsHoldsTheLineNoLongerThanTheLease(t *testing.T) { // W1
+	synctest.Test(t, func(t *testing.T) {
+		stop := make(chan struct{})
+		f := newFaulty(nil)
+		l := newOver(t, f, withTTL(time.Second))
+		k := acquire(t, l, "k")
+		f.set(only("release", hang(stop)), nil)
+		start := time.Now()
+		go func() { _ = k.Release(t.Context()) }()
+		synctest.Wait()
+		next := acquire(t, l, "k")
+		require.InDelta(t, time.Second, time.Since(start), float64(50*time.Millisecond))
+		close(stop)
+		f.set(nil, nil)
+		synctest.Wait()
+		require.NoError(t, next.Release(t.Context()))
+	})
+}
+
 func TestClose_endsWaitersAndLocks(t *testing.T) { // House, C51
 	synctest.Test(t, func(t *testing.T) {
 		for _, remote := range []bool{false, true} {
@@ -279,3 +352,126 @@ func TestClose_isBoundedOnAHungStore(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// ended is a context that has ended: to Close it means not to wait for holders.
+func ended() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+func TestClose_repeatsWhatFailsAndSaysWhatItCouldNotGiveBack(t *testing.T) { // House
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		f := newFaulty(store)
+		l := newOver(t, f, nil)
+		acquire(t, l, "k")
+		f.set(only("release", first(3, fails(io.EOF))), nil)
+		require.NoError(t, l.Close(ended()))
+		require.Equal(t, 4, f.count("release"))
+		require.Zero(t, store.Len())
+
+		f = newFaulty(store)
+		l = newOver(t, f, nil)
+		acquire(t, l, "left behind")
+		f.set(only("release", fails(locker.Permanent(io.EOF))), nil)
+		err := l.Close(ended())
+		require.ErrorIs(t, err, io.EOF)
+		require.ErrorContains(t, err, "left behind")
+		require.Equal(t, []string{"left behind"}, store.Keys())
+	})
+}
+
+func TestClose_isBoundedWhenADriverNeverReturns(t *testing.T) { // House
+	for _, op := range []string{"acquire", "release", "renew", "extend"} {
+		t.Run(op, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				stop := make(chan struct{})
+				f := newFaulty(nil)
+				l := newOver(t, f, withTTL(ttl))
+				f.set(only(op, hang(stop)), nil)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if k, err := l.Acquire(ctx, "k"); err == nil {
+					if op == "extend" {
+						require.ErrorIs(t, k.Extend(ctx, time.Minute), context.DeadlineExceeded)
+					}
+					time.Sleep(10 * time.Second)
+					_ = k.Release(ctx)
+				}
+				start := time.Now()
+				err := l.Close(context.Background())
+				require.Equal(t, 5*time.Second, time.Since(start))
+				require.Error(t, err, "there may be something to give back still")
+				close(stop)
+			})
+		})
+	}
+}
+
+func TestClose_closesTheBackendLastAndOnce(t *testing.T) { // House
+	synctest.Test(t, func(t *testing.T) {
+		b := closing{newFaulty(nil)}
+		l := newOver(t, b, nil)
+		acquire(t, l, "k")
+		broken := errors.New("broken pipe")
+		b.set(func(ctx context.Context, op string) error {
+			switch op {
+			case "release":
+				time.Sleep(time.Second)
+				if b.count("close") > 0 {
+					t.Error("closed before the release had its answer")
+				}
+			case "close":
+				end, ok := ctx.Deadline()
+				if ctx.Err() != nil || !ok || time.Until(end) != 5*time.Second {
+					t.Errorf("five seconds to go, not until %v (%v)", end, ctx.Err())
+				}
+				return broken
+			}
+			return nil
+		}, nil)
+		for range 2 {
+			err := l.Close(ended())
+			require.ErrorIs(t, err, broken)
+			le := (*locker.Error)(nil)
+			require.ErrorAs(t, err, &le)
+			require.Equal(t, "close", le.Op)
+		}
+		require.Equal(t, 1, b.count("close"))
+	})
+}
+
+func TestClose_waitsForWhatALeaderGotAtThatMoment(t *testing.T) { // House, G4
+	synctest.Test(t, func(t *testing.T) {
+		for _, acquire := range []func(locker.Locker) (locker.Lock, error){
+			func(l locker.Locker) (locker.Lock, error) { return l.Acquire(t.Context(), "k") },
+			func(l locker.Locker) (locker.Lock, error) { return l.TryAcquire(t.Context(), "k") },
+		} {
+			store := memlock.NewStore()
+			b := closing{newFaulty(store)}
+			l := newOver(t, localClosing{b}, nil)
+			closed := make(chan error, 1)
+			b.set(only("release", func(context.Context, string) error {
+				if b.count("close") > 0 {
+					t.Error("the backend was closed before")
+				}
+				return nil
+			}), only("acquire", func(context.Context, string) error {
+				go func() { closed <- l.Close(ended()) }()
+				synctest.Wait() // the store has granted, and Close is under way
+				return nil
+			}))
+			_, err := acquire(l)
+			require.ErrorIs(t, err, locker.ErrClosed)
+			require.NoError(t, <-closed)
+			require.Equal(t, 1, b.count("release"))
+			require.Zero(t, store.Len())
+		}
+	})
+}
+
+// localClosing is a closing backend that is in this process.
+type localClosing struct{ closing }
+
+func (b localClosing) Info() locker.Info { return inProcess{b.faulty}.Info() }

@@ -131,9 +131,7 @@ func (c *core) tick() {
 		c.begin()
 		go func() {
 			c.renew(group, s)
-			c.mu.Lock()
-			c.end()
-			c.unlock()
+			c.endNow()
 		}()
 	}
 	c.unlock()

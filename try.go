@@ -54,7 +54,7 @@ func (c *core) tryOnce(ln *line, cl *call) (h *hold, err error) {
 			c.leaveNow(ln)
 		}
 	}()
-	g, err := c.attempt(cl, nil, nil)
+	g, err := c.attempt(cl, nil, 0)
 	leads = false
 	switch {
 	case err == nil:

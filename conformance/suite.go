@@ -64,7 +64,7 @@ func newSuite(ctx context.Context, h Harness, p process) *suite {
 		s.info.Can = h.Can
 	}
 	if s.info.Can == 0 {
-		s.broken = errors.New("Harness.Can is zero, and the Locker has no Info to ask")
+		s.broken = errors.New("nothing is promised: set Harness.Can, or declare at least CapExclusive in the backend's Info")
 	}
 	s.report.Backend, s.report.Can = s.info.Name, s.info.Can
 	return s
@@ -73,7 +73,7 @@ func newSuite(ctx context.Context, h Harness, p process) *suite {
 // applies reports whether the case is about this kind of store, and counts those that
 // are not: a store in the memory of one process has no other processes.
 func (s *suite) applies(c Case) bool {
-	if s.info.Local && c.Uses&PartProcesses != 0 {
+	if s.info.Local && s.h.Env == nil && c.Uses&PartProcesses != 0 {
 		s.report.NotApplicable++
 		return false
 	}

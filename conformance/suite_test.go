@@ -88,16 +88,17 @@ func TestCheck_filtersAndReports(t *testing.T) {
 	var seen []string
 	h := newWorld().harness()
 	h.TTL = 200 * time.Millisecond
-	r := conformance.Check(t.Context(), h, regexp.MustCompile(`^R1/|^W1/killed`), func(r conformance.Result) {
+	h.Requests = nil
+	r := conformance.Check(t.Context(), h, regexp.MustCompile(`^R1/|^W1/killed|^K1/invalid-sends`), func(r conformance.Result) {
 		seen = append(seen, r.Case.ID)
 		require.NotContains(t, r.String(), "\n")
 	})
 	require.Equal(t, "memory", r.Backend)
 	require.True(t, r.Can.Has(locker.CapExclusive|locker.CapFIFO))
 	require.Len(t, r.Results, len(seen))
-	require.Equal(t, []string{"R1/twice", "R1/at-once", "R1/late", "R1/around-expiry", "R1/forced", "W1/killed-holder"}, seen, "table order")
+	require.Equal(t, []string{"R1/twice", "R1/at-once", "R1/late", "R1/around-expiry", "R1/forced", "K1/invalid-sends-nothing"}, seen, "table order")
 	require.True(t, r.OK())
-	require.Equal(t, "6 cases: 5 pass, 1 skip, 0 fail, 0 error; skipped: 1 × no Harness.Env", r.Summary())
+	require.Equal(t, "6 cases: 5 pass, 1 skip, 0 fail, 0 error, 1 about other kinds of stores; skipped: 1 × no Harness.Requests", r.Summary())
 }
 
 func TestCheck_skipsNameWhatIsMissing(t *testing.T) {
@@ -162,7 +163,7 @@ func TestCheck_brokenHarnessIsAnError(t *testing.T) {
 				l, err := open(ctx)
 				return struct{ locker.Locker }{l}, err
 			}
-		}, "Harness.Can is zero, and the Locker has no Info to ask"},
+		}, "nothing is promised: set Harness.Can, or declare at least CapExclusive in the backend's Info"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newWorld().harness()

@@ -48,7 +48,10 @@ func (b counting) TryAcquire(ctx context.Context, req locker.Request) (locker.Gr
 func (b counting) Enqueue(ctx context.Context, req locker.Request) (locker.Place, error) {
 	b.n.Add(1)
 	p, err := b.backend.Enqueue(ctx, req)
-	return countedPlace{p, b.n}, err
+	if err != nil {
+		return nil, err
+	}
+	return countedPlace{p, b.n}, nil
 }
 
 func (b counting) RenewAll(ctx context.Context, renewals []locker.Renewal, answer func(int, locker.Lease, error)) {

@@ -31,6 +31,9 @@ func (r raw) cycle(ctx context.Context, key string) error {
 	return rawDelete.Run(ctx, r.rdb, []string{key}, owner).Err()
 }
 
+// recommended is what the package's comment recommends.
+func recommended(o *redis.Options) { o.ContextTimeoutEnabled = true }
+
 func cycle(ctx context.Context, l locker.Locker, key string) error {
 	k, err := l.Acquire(ctx, key)
 	if err != nil {
@@ -49,9 +52,9 @@ func median(d []time.Duration) time.Duration {
 func BenchmarkW1_cycle(b *testing.B) {
 	srv := startServer(b)
 	w := &wire{}
-	l := lockerOn(b, connect(b, srv, w.use), nil)
-	bare := backendOn(b, connect(b, srv), "")
-	r := raw{connect(b, srv)}
+	l := lockerOn(b, connect(b, srv, w.use, recommended), nil)
+	bare := backendOn(b, connect(b, srv, new(wire).use, recommended), "")
+	r := raw{connect(b, srv, new(wire).use, recommended)}
 	ctx := context.Background()
 	require.NoError(b, cycle(ctx, l, "warm"))
 	requireFree(b, bare, "warm")
@@ -93,9 +96,9 @@ func BenchmarkW2_distinctKeys(b *testing.B) {
 			const cycles = 100
 			srv := startServer(b)
 			w := &wire{}
-			l := lockerOn(b, connect(b, srv, w.use), nil)
-			bare := backendOn(b, connect(b, srv), "")
-			r := raw{connect(b, srv)}
+			l := lockerOn(b, connect(b, srv, w.use, recommended), nil)
+			bare := backendOn(b, connect(b, srv, new(wire).use, recommended), "")
+			r := raw{connect(b, srv, new(wire).use, recommended)}
 			run := func(one func(ctx context.Context, key string) error) time.Duration {
 				start := time.Now()
 				var wg sync.WaitGroup
@@ -147,7 +150,7 @@ func BenchmarkW3_oneKey(b *testing.B) {
 	const goroutines = 64
 	srv := startServer(b)
 	w := &wire{}
-	l := lockerOn(b, connect(b, srv, w.use), nil)
+	l := lockerOn(b, connect(b, srv, w.use, recommended), nil)
 	require.NoError(b, cycle(context.Background(), l, "warm"))
 	requests := w.requests.Load()
 	var acquired [goroutines]float64
@@ -198,7 +201,7 @@ func BenchmarkW5_crowd(b *testing.B) {
 	admin := connect(b, srv)
 	holder := lockerOn(b, connect(b, srv), nil)
 	w := &wire{}
-	l := lockerOn(b, connect(b, srv, w.use), nil)
+	l := lockerOn(b, connect(b, srv, w.use, recommended), nil)
 	var requests, drained float64
 	for b.Loop() {
 		held := acquire(b, holder, "k", locker.WithTTL(30*time.Second))

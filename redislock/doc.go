@@ -56,7 +56,7 @@
 // makes no difference, the Locker repeats by its own rules. Recommended:
 //
 //   - ContextTimeoutEnabled: true. Without it a call whose context ended keeps its
-//     connection until ReadTimeout.
+//     connection until ReadTimeout, and every call needs a goroutine of its own.
 //   - DialerRetries: 1. The default dials five times, 100 ms apart, inside one command.
 //   - ReadTimeout and WriteTimeout below a third of the TTL, so that a hung request
 //     gives its connection back before the lease is over.

@@ -31,7 +31,7 @@ func (b *backend) TryAcquire(ctx context.Context, req locker.Request) (locker.Gr
 	g := &grant{b: b, key: req.Key, name: b.lock(req.Key), holder: req.Holder(), ttl: req.TTL}
 	slotted := b.slotted.Load()
 	reply, err := g.acquire(ctx, req.TTL)
-	if isCrossSlot(err) && !slotted {
+	if err != nil && !slotted && isCrossSlot(err) {
 		// A client for one server, and the server is a cluster's node. It has
 		// refused the command as a whole.
 		b.slotted.Store(true)

@@ -53,10 +53,12 @@ func NewBackend(rdb redis.UniversalClient, cfg *Config) (locker.Backend, error) 
 // connection that listens for wake-ups.
 type backend struct {
 	names
-	rdb      redis.UniversalClient
-	cluster  *redis.ClusterClient // rdb, if it is one
-	listener *listener
-	owned    io.Closer // the client, if Open made it
+	rdb     redis.UniversalClient
+	cluster *redis.ClusterClient // rdb, if it is one
+
+	deadlines bool // rdb was made with ContextTimeoutEnabled
+	listener  *listener
+	owned     io.Closer // the client, if Open made it
 }
 
 var (
@@ -81,7 +83,11 @@ func newBackend(rdb redis.UniversalClient, prefix string) (*backend, error) {
 	}
 	b := &backend{rdb: rdb}
 	b.prefix = prefix
-	if c, ok := rdb.(*redis.ClusterClient); ok {
+	switch c := rdb.(type) {
+	case *redis.Client:
+		b.deadlines = c.Options().ContextTimeoutEnabled
+	case *redis.ClusterClient:
+		b.deadlines = c.Options().ContextTimeoutEnabled
 		b.cluster = c
 		b.slotted.Store(true)
 	}
@@ -99,8 +105,9 @@ func (b *backend) Info() locker.Info {
 		Name: "redis",
 		Can: locker.CapExclusive | locker.CapToken | locker.CapHolder | locker.CapWakeUp |
 			locker.CapExtend | locker.CapExpiry | locker.CapInterop | locker.CapInspect,
-		Unit:   time.Millisecond,
-		MinTTL: time.Millisecond,
+		Unit:      time.Millisecond,
+		MinTTL:    time.Millisecond,
+		Deadlines: b.deadlines,
 	}
 }
 

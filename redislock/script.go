@@ -73,7 +73,7 @@ func (s script) command(ctx context.Context, name, text string, keys []string, a
 func (b *backend) run(ctx context.Context, s script, keys []string, args ...any) (any, error) {
 	cmd := s.byName(ctx, keys, args...)
 	err := b.rdb.Process(ctx, cmd)
-	if isUncached(err) {
+	if err != nil && isUncached(err) {
 		cmd = s.bySource(ctx, keys, args...)
 		err = b.rdb.Process(ctx, cmd)
 	}
