@@ -16,8 +16,8 @@ import (
 // The way of a lock through the files: Acquire (acquire.go) leads its key's line
 // (line.go) or waits for that, and pursues the key (pursue.go) by attempts on the
 // backend (attempt.go) until one of them can be adopted as a hold (hold.go). The
-// hold is renewed by a schedule for all of them (renew.go) until it is lost or
-// released (release.go), which lets the line advance.
+// hold is renewed (renew.go) by a schedule for all of them (schedule.go) until it is
+// lost (deadline.go) or released (release.go), which lets the line advance.
 type core struct {
 	b        Backend
 	info     Info

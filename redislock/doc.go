@@ -79,8 +79,9 @@
 // WRONGTYPE, an unknown command, a wrong database, a closed client, and MOVED where
 // the client is not a ClusterClient. All others are waited out, among them LOADING,
 // BUSY, CLUSTERDOWN, TRYAGAIN, READONLY, NOREPLICAS, MISCONF, OOM and everything about
-// connections. What happens to locks is told to locker.Config.Observer; requests can
-// be watched with a redis.Hook on the client.
+// connections. What happens to locks is told to locker.Config.Observer; requests can be
+// watched with a redis.Hook on the client. This package logs nothing, but go-redis writes
+// failed dials to stderr: redis.SetLogger changes that.
 //
 // # Permissions
 //

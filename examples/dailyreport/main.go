@@ -101,7 +101,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 		fmt.Fprintln(errOut, err)
 		return 1
 	}
-	fmt.Fprintf(out, intro, p.Instances, what, p.Skew, p.Job)
+	fmt.Fprintf(out, intro, p.Instances, what, p.Skew, p.Job, p.TTL)
 	if err := play(ctx, p, start, out); err != nil {
 		fmt.Fprintln(errOut, err)
 		return 1
@@ -111,6 +111,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 
 const intro = `%d instances of an application are %s.
 All want to write the daily report; one is to do it. They wake up within %v, the work takes %v.
+A lease lasts %v unless it is renewed; who skips looks again when the holder's would be over.
 A lock alone would not do: an instance that wakes up after the work finds it free again. So the
 job looks at a durable mark first, and the mark refuses a token that is older than one it has seen.
 `
