@@ -28,7 +28,14 @@ func (c *core) attempt(cl *call, place Place, bound time.Duration) (g Grant, err
 		g, err = tryOrClaim(ctx, b, req, place)
 	} else {
 		g, err = guarded(ctx, c, nil, bound,
-			func(ctx context.Context) (Grant, error) { return tryOrClaim(ctx, b, req, place) },
+			func(ctx context.Context) (Grant, error) {
+				g, err := tryOrClaim(ctx, b, req, place)
+				if place != nil && ctx.Err() != nil {
+					// Abandoned: the place was left before this Claim put it back in line.
+					c.leaveLate(ctx, place)
+				}
+				return g, err
+			},
 			func(late Grant) { c.undo(ctx, late) })
 	}
 	if err == nil {

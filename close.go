@@ -79,7 +79,7 @@ func (c *core) releaseRest(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	defer c.unlock()
-	return errors.Join(append(c.unreturned, late)...)
+	return errors.Join(append(slices.Collect(maps.Values(c.unreturned)), late)...)
 }
 
 // settle tells Close when nothing is left to wait for. c.mu is held.

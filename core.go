@@ -51,7 +51,7 @@ type core struct {
 
 	closing    bool
 	orphans    map[*hold]struct{} // lost by Close, not yet released by their holders
-	unreturned []error            // and those that could not be given back
+	unreturned map[*hold]error    // and those that could not be given back so far
 	pending    int                // leads, attempts and detached work under way
 	returned   chan struct{}      // closed when there are no orphans left; see settle
 	settled    chan struct{}      // closed when nothing is pending either
@@ -94,7 +94,10 @@ func New(b Backend, cfg *Config) (Locker, error) {
 		asleep:   machineSleep,
 		lines:    make(map[string]*line),
 		orphans:  make(map[*hold]struct{}),
-		closed:   make(chan struct{}),
+
+		unreturned: make(map[*hold]error),
+
+		closed: make(chan struct{}),
 	}
 	if c.ttl == 0 {
 		c.ttl = DefaultTTL

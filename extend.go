@@ -43,7 +43,7 @@ func (h *hold) extend(ctx context.Context, ttl time.Duration) error {
 	}
 	s := c.stamp()
 	before := h.cap
-	if ttl < h.ttl {
+	if ttl < h.ttl || s.at+ttl-margin(ttl) < h.end {
 		// The store may act on this at any time from now on, answered or not.
 		h.cap = ttl
 		h.shorten(Lease{TTL: ttl}, s)
@@ -68,6 +68,8 @@ func (h *hold) extend(ctx context.Context, ttl time.Duration) error {
 		return h.err
 	case err == nil:
 		h.cap = before // the store has this one: a later, longer one may count
+		// A renewal sent meanwhile asked for the old TTL: it must not set it again.
+		h.renewal.abandon()
 		h.count(lease, s)
 		c.schedule(h)
 		c.checkClock(h)

@@ -103,3 +103,41 @@ func TestExtend_endsWithItsContextAndWithTheLock(t *testing.T) {
 		close(stop)
 	})
 }
+
+func TestExtend_outlastsARenewalThatWasSentMeanwhile(t *testing.T) { // H1
+	synctest.Test(t, func(t *testing.T) {
+		f := newFaulty(nil)
+		l := newOver(t, f, withTTL(ttl))
+		k := acquire(t, l, "k")
+		f.set(nil, func(_ context.Context, op string) error {
+			switch op {
+			case "extend": // sent before the renewal, answered before it
+				time.Sleep(700 * time.Millisecond)
+			case "renew":
+				time.Sleep(400 * time.Millisecond)
+			}
+			return nil
+		})
+		time.Sleep(ttl / 6)
+		require.NoError(t, k.Extend(t.Context(), time.Minute))
+		time.Sleep(time.Second)
+		require.Equal(t, time.Minute, k.TTL())
+		require.Equal(t, 1, f.count("renew"))
+		require.NoError(t, k.Release(t.Context()))
+	})
+}
+
+func TestExtend_thatShortensWhatIsLeftCountsBeforeItsAnswer(t *testing.T) { // H1, H2
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		f := newFaulty(store)
+		f.renewed = func(locker.Lease) locker.Lease { return locker.Lease{TTL: ttl / 3} }
+		l := newOver(t, f, withTTL(ttl))
+		k := acquire(t, l, "k")
+		time.Sleep(ttl/3 + time.Millisecond) // renewed: the TTL is shorter than what is left
+		f.set(nil, only("extend", fails(io.EOF)))
+		require.ErrorIs(t, k.Extend(t.Context(), ttl/2), io.EOF)
+		require.Less(t, time.Until(k.Deadline()), shown(t, store, "k").Remaining)
+		require.NoError(t, k.Release(t.Context()))
+	})
+}

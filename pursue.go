@@ -117,6 +117,9 @@ func (c *core) listen(ln *line, cl *call, p *pursuit, held *HeldError) (pushed, 
 		p.place, err = guarded(ctx, c, nil, patience,
 			func(ctx context.Context) (Place, error) { return c.queuer.Enqueue(ctx, req) },
 			func(late Place) { c.leaveLate(ctx, late) })
+		if err != nil {
+			p.place = nil
+		}
 		pushed = p.place != nil // its Turn says when
 	} else {
 		var w Watch

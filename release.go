@@ -292,13 +292,18 @@ func (c *core) releaseLate(ctx context.Context, h *hold, closed bool) {
 		var b backoff
 		for {
 			err := h.grant.Release(ctx)
-			if err == nil || errors.Is(err, ErrLost) || !closed {
+			if !closed {
 				return
 			}
-			if isPermanent(err) || !sleep(ctx, b.next()) {
-				c.mu.Lock()
-				c.unreturned = append(c.unreturned, fmt.Errorf("key %q: %w", h.req.Key, err))
-				c.mu.Unlock()
+			done := err == nil || errors.Is(err, ErrLost)
+			c.mu.Lock()
+			if done {
+				delete(c.unreturned, h)
+			} else {
+				c.unreturned[h] = fmt.Errorf("key %s: %w", short(h.req.Key), err)
+			}
+			c.mu.Unlock()
+			if done || isPermanent(err) || !sleep(ctx, b.next()) {
 				return
 			}
 		}

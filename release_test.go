@@ -379,6 +379,14 @@ func TestClose_repeatsWhatFailsAndSaysWhatItCouldNotGiveBack(t *testing.T) { // 
 		require.ErrorIs(t, err, io.EOF)
 		require.ErrorContains(t, err, "left behind")
 		require.Equal(t, []string{"left behind"}, store.Keys())
+
+		f = newFaulty(memlock.NewStore())
+		l = newOver(t, f, nil)
+		acquire(t, l, "left behind")
+		f.set(only("release", fails(io.EOF)), nil)
+		err = l.Close(ended())
+		require.ErrorIs(t, err, io.EOF, "an error that passes, but not in time")
+		require.ErrorContains(t, err, "left behind")
 	})
 }
 

@@ -533,9 +533,9 @@ func waitTimedOut(t *trial) {
 	k := t.take(l, key, locker.WithTTL(long))
 	for _, l := range []locker.Locker{l, t.open()} {
 		untilHeld(t, func(wait time.Duration) error {
+			start := time.Now() // before the context, whose deadline counts from its making
 			ctx, cancel := context.WithTimeoutCause(t.ctx, wait, errCause)
 			defer cancel()
-			start := time.Now()
 			_, err := t.acquire(ctx, l, key)
 			took := time.Since(start)
 			t.wantError(err, context.DeadlineExceeded, errCause)

@@ -33,6 +33,7 @@ func TestConformance_cluster(t *testing.T) {
 	s := &store{t: t, connect: func(url string) redis.UniversalClient {
 		opts, err := redis.ParseClusterURL(url)
 		require.NoError(t, err)
+		opts.ContextTimeoutEnabled = true // calls on the caller's goroutine
 		return redis.NewClusterClient(opts)
 	}}
 	s.use(func() (*testenv.Redis, error) {
@@ -49,9 +50,7 @@ func TestConformance_cluster(t *testing.T) {
 		}, 10*time.Second, 5*time.Millisecond)
 		return srv, nil
 	})
-	h := s.harness()
-	h.TTL /= 2
-	conformance.Run(t, h)
+	conformance.Run(t, s.harness())
 }
 
 // What the suite's child processes are told of the store.
@@ -91,7 +90,7 @@ func (s *store) harness() conformance.Harness {
 			rdb.AddHook(counter{&s.requests})
 			return redislock.New(rdb, &redislock.Config{Prefix: s.prefix})
 		},
-		TTL:      conformance.DefaultTTL,
+		TTL:      conformance.DefaultTTL / 2,
 		Names:    s.names,
 		Env:      []string{urlEnv + "=" + s.url, prefixEnv + "=" + s.prefix},
 		Requests: s.requests.Load,
