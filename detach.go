@@ -25,9 +25,19 @@ func (c *core) emit(e Event) {
 
 // unlock unlocks c.mu and does what was put off.
 func (c *core) unlock() {
+	c.do(c.unlockFirst())
+}
+
+// unlockFirst unlocks c.mu and leaves the rest to its caller. Nothing stays behind:
+// one goroutine's observer is not called on another one.
+func (c *core) unlockFirst() later {
 	l := c.later
 	c.later = later{}
 	c.mu.Unlock()
+	return l
+}
+
+func (c *core) do(l later) {
 	for _, w := range l.watches {
 		w.Close()
 	}

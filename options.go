@@ -30,13 +30,12 @@ type Config struct {
 	TTL time.Duration
 
 	// Observer, if set, is told what happens to every lock: see Event. It is
-	// called after the fact, outside of the Locker's own mutex, on whatever
-	// goroutine is there: any method of the Locker or of a Lock may bring news of
-	// another lock, and two goroutines may bring them out of order. It should
-	// return soon: it holds up the call it is part of, but never a renewal or a
-	// deadline. It must be safe for concurrent use. It may use the Locker, except
-	// for Close. A panic in it is swallowed; runtime.Goexit (t.FailNow) is not
-	// allowed.
+	// called after the fact, outside of the Locker's own mutex, on the goroutine
+	// that found out: of a call, which may find that another lock's time is over,
+	// or of a renewal. Two goroutines may bring news out of order. It should return
+	// soon: it holds up the call it is part of, but never a renewal or a deadline.
+	// It must be safe for concurrent use. It may use the Locker, except for Close.
+	// A panic in it is swallowed; runtime.Goexit (t.FailNow) is not allowed.
 	Observer func(Event)
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -93,16 +94,30 @@ func (c *core) renew(batch []due, s stamp) {
 		renewals[i] = Renewal{Grant: d.h.grant, TTL: d.h.ttl}
 	}
 	c.mu.Unlock()
+	// The observer hears of it when all answers are counted: he cannot hold them up.
+	var (
+		mu   sync.Mutex
+		news []later
+	)
+	answer := func(i int, lease Lease, err error) {
+		l := c.renewed(batch[i], s, lease, err)
+		mu.Lock()
+		news = append(news, l)
+		mu.Unlock()
+	}
+	defer func() {
+		for _, l := range news {
+			c.do(l)
+		}
+	}()
 	if c.batch != nil {
-		c.batch.RenewAll(ctx, renewals, func(i int, lease Lease, err error) {
-			c.renewed(batch[i], s, lease, err)
-		})
+		c.batch.RenewAll(ctx, renewals, answer)
 		return
 	}
 	done := make(chan struct{}, len(batch))
 	one := func(i int) {
 		lease, err := renewals[i].Grant.Renew(ctx, renewals[i].TTL)
-		c.renewed(batch[i], s, lease, err)
+		answer(i, lease, err)
 		done <- struct{}{}
 	}
 	for i := range batch {
@@ -117,11 +132,14 @@ func (c *core) renew(batch []due, s stamp) {
 	}
 }
 
-// renewed counts the answer to a renewal. It leaves the events to the end of the
-// batch, so that an observer cannot hold up the other answers.
-func (c *core) renewed(d due, s stamp, lease Lease, err error) {
+// renewed counts the answer to a renewal.
+func (c *core) renewed(d due, s stamp, lease Lease, err error) later {
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.countRenewal(d, s, lease, err)
+	return c.unlockFirst()
+}
+
+func (c *core) countRenewal(d due, s stamp, lease Lease, err error) {
 	h, r := d.h, &d.h.renewal
 	r.inFlight--
 	if r.inFlight == 0 && r.quiet != nil {
