@@ -3,6 +3,7 @@ package locker
 import (
 	"context"
 	"maps"
+	"net"
 	"net/url"
 	"slices"
 	"strings"
@@ -10,10 +11,23 @@ import (
 	"time"
 )
 
-// Opener opens the Locker that a URL describes. cfg carries what Open has taken
-// from the URL's query already; a parameter that the opener does not know is
-// ErrInvalid. Its errors must not contain the URL's user or password.
-type Opener func(ctx context.Context, u *url.URL, cfg Config) (Locker, error)
+// OpenConfig is what a program adds to the URL that it opens. A nil *OpenConfig
+// stands for the defaults.
+type OpenConfig struct {
+	// Config is for the Locker. A ttl in the URL wins over its TTL.
+	Config
+
+	// Dial, if set, makes the connections to the store, encrypted ones included:
+	// it has to return the bare connection. A store without connections has no
+	// use for it. It must be safe for concurrent use, and end with its ctx.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Opener opens the Locker that a URL describes. cfg carries what was given to
+// OpenWith, and what was taken from the URL's query already; a parameter that the
+// opener does not know is ErrInvalid. Its errors must not contain the URL's user or
+// password.
+type Opener func(ctx context.Context, u *url.URL, cfg OpenConfig) (Locker, error)
 
 // openers is the only package-level state: as in database/sql, a backend's package
 // registers itself when it is imported.
@@ -49,14 +63,22 @@ func Register(scheme string, open Opener) {
 // Config.TTL on every backend. ctx bounds opening only.
 // Errors never show the URL's user or password.
 func Open(ctx context.Context, rawURL string) (Locker, error) {
-	l, err := open(ctx, rawURL)
+	return OpenWith(ctx, rawURL, nil)
+}
+
+// OpenWith is Open for a program that has something to add to the URL.
+func OpenWith(ctx context.Context, rawURL string, cfg *OpenConfig) (Locker, error) {
+	if cfg == nil {
+		cfg = &OpenConfig{}
+	}
+	l, err := open(ctx, rawURL, *cfg)
 	if err != nil {
 		return nil, &Error{Op: "open", Err: err}
 	}
 	return l, nil
 }
 
-func open(ctx context.Context, rawURL string) (Locker, error) {
+func open(ctx context.Context, rawURL string, cfg OpenConfig) (Locker, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
 		// The error's text repeats the URL, with the password in it.
@@ -75,8 +97,7 @@ func open(ctx context.Context, rawURL string) (Locker, error) {
 	schemes := slices.Sorted(maps.Keys(openers.m))
 	openers.Unlock()
 	if known {
-		cfg, err := takeConfig(u)
-		if err != nil {
+		if err := takeConfig(u, &cfg.Config); err != nil {
 			return nil, err
 		}
 		return opener(ctx, u, cfg)
@@ -87,21 +108,21 @@ func open(ctx context.Context, rawURL string) (Locker, error) {
 	return nil, invalidf("unknown scheme %q, known here: %s", u.Scheme, strings.Join(schemes, ", "))
 }
 
-// takeConfig moves the parameters that every backend has from u to a Config.
-func takeConfig(u *url.URL) (cfg Config, err error) {
+// takeConfig moves the parameters that every backend has from u to cfg.
+func takeConfig(u *url.URL, cfg *Config) error {
 	q, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
-		return cfg, invalidf("the URL's query cannot be parsed")
+		return invalidf("the URL's query cannot be parsed")
 	}
 	if q.Has("ttl") {
 		if cfg.TTL, err = time.ParseDuration(q.Get("ttl")); err != nil {
-			return cfg, invalidf("ttl=%q is not a duration such as 30s", q.Get("ttl"))
+			return invalidf("ttl=%q is not a duration such as 30s", q.Get("ttl"))
 		}
 		if err := validTTL(cfg.TTL); err != nil {
-			return cfg, err
+			return err
 		}
 		q.Del("ttl")
 		u.RawQuery = q.Encode()
 	}
-	return cfg, nil
+	return nil
 }

@@ -50,6 +50,6 @@ func TestOpen_refusesWhatItDoesNotUnderstand(t *testing.T) {
 
 func TestRegister_panicsOnASecondOpener(t *testing.T) {
 	require.Panics(t, func() {
-		locker.Register("mem", func(context.Context, *url.URL, locker.Config) (locker.Locker, error) { return nil, nil })
+		locker.Register("mem", func(context.Context, *url.URL, locker.OpenConfig) (locker.Locker, error) { return nil, nil })
 	})
 }

@@ -28,11 +28,11 @@ func init() {
 	// All that is opened by URL in one process shares one store: that is what
 	// makes mem:// a lock. It lives in the registry's closure.
 	store := NewStore()
-	locker.Register("mem", func(_ context.Context, u *url.URL, cfg locker.Config) (locker.Locker, error) {
+	locker.Register("mem", func(_ context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker, error) {
 		if u.Host != "" || u.Path != "" || u.RawQuery != "" || u.User != nil {
 			return nil, fmt.Errorf("%w: a memory store has no address: mem:// or mem://?ttl=10s", locker.ErrInvalid)
 		}
-		return New(store, &cfg)
+		return New(store, &cfg.Config)
 	})
 }
 

@@ -2,6 +2,8 @@ package redislock
 
 import (
 	"context"
+	"crypto/tls"
+	"net"
 	"net/url"
 
 	"github.com/redis/go-redis/v9"
@@ -17,7 +19,7 @@ func init() {
 
 // open implements locker.Opener. It does no I/O: the first acquire connects, so a
 // program can start while its Redis is down.
-func open(_ context.Context, u *url.URL, cfg locker.Config) (locker.Locker, error) {
+func open(_ context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker, error) {
 	if u.Fragment != "" {
 		// Most likely a password with a "#" that was not escaped, cut in two.
 		return nil, invalidf("the URL has a fragment")
@@ -46,8 +48,12 @@ func open(_ context.Context, u *url.URL, cfg locker.Config) (locker.Locker, erro
 	// Spares each new connection a request that plain Redis does not know.
 	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 
+	if cfg.Dial != nil {
+		opts.Dialer = encrypted(cfg.Dial, opts.TLSConfig)
+	}
+
 	client := redis.NewClient(opts)
-	l, err := openWith(client, prefix, &cfg)
+	l, err := openWith(client, prefix, &cfg.Config)
 	if err != nil {
 		_ = client.Close() // it has no connection yet
 		return nil, err
@@ -62,4 +68,24 @@ func openWith(client *redis.Client, prefix string, cfg *locker.Config) (locker.L
 	}
 	b.owned = client
 	return locker.New(b, cfg)
+}
+
+// encrypted does over dial what the driver does over a dialer of its own: to it, a
+// dialer that was given has to bring the encryption.
+func encrypted(dial func(context.Context, string, string) (net.Conn, error), cfg *tls.Config) func(context.Context, string, string) (net.Conn, error) {
+	if cfg == nil {
+		return dial
+	}
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		bare, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		conn := tls.Client(bare, cfg)
+		if err := conn.HandshakeContext(ctx); err != nil {
+			_ = bare.Close()
+			return nil, err
+		}
+		return conn, nil
+	}
 }
