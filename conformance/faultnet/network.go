@@ -1,0 +1,171 @@
+package faultnet
+
+import (
+	"context"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Fault is what the network does to every connection made by its Dial, those of
+// before included. The zero Fault is a good network.
+type Fault struct {
+	Refuse bool // a new connection is refused at once
+	Hang   bool // a new connection comes about when the fault is over, or not before its ctx ends
+
+	HoldRequests bool // what the client sends is accepted, and does not arrive
+	HoldReplies  bool // what the server sends does not arrive
+
+	DelayRequests time.Duration // what the client sends arrives so much later
+	DelayReplies  time.Duration // what the server sends arrives so much later
+}
+
+// The faults that have names.
+var (
+	None      = Fault{}
+	BlackHole = Fault{Hang: true, HoldRequests: true, HoldReplies: true} // a cut cable
+	Mute      = Fault{Hang: true, HoldReplies: true}                     // one way: requests are served, and nobody hears of it
+	Deaf      = Fault{Hang: true, HoldRequests: true}                    // the other way
+	Refused   = Fault{Refuse: true}                                      // for those who have no connection yet
+)
+
+// Network is one client's way to its servers. The zero Network is a good one. It
+// is safe for concurrent use, and must not be copied.
+type Network struct {
+	mu      sync.Mutex
+	changed chan struct{} // closed, and replaced, at every change of what follows
+	fault   Fault
+	conns   map[*conn]struct{}
+	closed  bool
+
+	drop  int                 // replies to lose, see DropReplies
+	match func(p []byte) bool // of these requests
+	cut   int64               // bytes until the cut, -1 if none is due; see CutAfter
+	armed bool                // cut is set
+
+	dials, hits int
+}
+
+// Dial makes a connection. It has the form that clients want of a dialer, and
+// blocks until the connection stands or ctx ends.
+func (n *Network) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	n.mu.Lock()
+	n.dials++
+	n.mu.Unlock()
+	if err := n.admit(ctx, network); err != nil {
+		return nil, err
+	}
+	server, err := new(net.Dialer).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return n.connect(server)
+}
+
+// admit waits until the network lets a new connection through.
+func (n *Network) admit(ctx context.Context, network string) error {
+	for {
+		n.mu.Lock()
+		fault, closed, changed := n.fault, n.closed, n.change()
+		if fault.Refuse || fault.Hang {
+			n.hits++
+		}
+		n.mu.Unlock()
+		switch {
+		case closed:
+			return &net.OpError{Op: "dial", Net: network, Err: net.ErrClosed}
+		case fault.Refuse:
+			return &net.OpError{Op: "dial", Net: network, Err: syscall.ECONNREFUSED}
+		case !fault.Hang:
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return &net.OpError{Op: "dial", Net: network, Err: context.Cause(ctx)}
+		}
+	}
+}
+
+// Set puts f into force, for connections of before and from now on.
+func (n *Network) Set(f Fault) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.fault = f
+	n.announce()
+}
+
+// Reset breaks all connections of now, as a host does that has forgotten them.
+// What was on its way, in either direction, is lost.
+func (n *Network) Reset() {
+	n.mu.Lock()
+	var conns []*conn
+	for c := range n.conns {
+		conns = append(conns, c)
+	}
+	n.hits += len(conns)
+	n.mu.Unlock()
+	for _, c := range conns {
+		c.reset()
+	}
+}
+
+// DropReplies lets the next n requests through that match, each to be served, and
+// resets their connections instead of letting the answer pass. A nil match takes
+// any piece of what the client sends for a request.
+func (n *Network) DropReplies(count int, match func(p []byte) bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.drop, n.match = count, match
+}
+
+// CutAfter resets one connection in the middle of what it carries: the one whose
+// traffic, in both directions and over all connections, reaches count bytes from
+// now. The bytes before that arrive.
+func (n *Network) CutAfter(count int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.cut, n.armed = count, true
+}
+
+// Dials is how often a client has asked for a connection so far.
+func (n *Network) Dials() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.dials
+}
+
+// Hits is how often a fault has struck so far: a connection refused, kept hanging
+// or reset, a piece of traffic held back or delayed, a reply lost. It tells whether a
+// fault met anything.
+func (n *Network) Hits() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.hits
+}
+
+// Close resets all connections and refuses new ones.
+func (n *Network) Close() {
+	n.mu.Lock()
+	n.closed = true
+	n.announce()
+	n.mu.Unlock()
+	n.Reset()
+}
+
+// change is closed at the next change. It is called with mu.
+func (n *Network) change() <-chan struct{} {
+	if n.changed == nil {
+		n.changed = make(chan struct{})
+	}
+	return n.changed
+}
+
+// announce wakes who waits for a change. It is called with mu.
+func (n *Network) announce() {
+	if n.changed != nil {
+		close(n.changed)
+		n.changed = nil
+	}
+}
