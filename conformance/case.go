@@ -39,17 +39,20 @@ const (
 	Should Level = "SHOULD"
 )
 
-// Part is a set of optional parts of a Harness.
+// Part is a set of optional parts of a Harness, and of the system it runs on.
 type Part uint8
 
 // The parts that a case can use.
 const (
 	PartNames     Part = 1 << iota // Harness.Names
 	PartProcesses                  // Harness.Env
+	PartStop                       // processes can be stopped, by SIGSTOP
+	PartNetwork                    // Harness.OpenVia
+	PartServer                     // Harness.Server
 	PartRequests                   // Harness.Requests
 )
 
-var partNames = []string{"Harness.Names", "Harness.Env", "Harness.Requests"}
+var partNames = []string{"Harness.Names", "Harness.Env", "SIGSTOP", "Harness.OpenVia", "Harness.Server", "Harness.Requests"}
 
 // Strings lists the names of the parts in p.
 func (p Part) Strings() []string {
@@ -64,7 +67,10 @@ func (p Part) Strings() []string {
 
 // Cases returns the table, in the order in which it is run.
 func Cases() []Case {
-	table := slices.Concat(grantCases, holdCases, releaseCases, waitCases, keyCases, houseCases)
+	table := slices.Concat(
+		grantCases, grantFaults, holdCases, holdFaults, releaseCases, releaseFaults,
+		waitCases, waitFaults, keyCases, houseCases, houseFaults,
+	)
 	for i := range table {
 		if table[i].Level == "" {
 			table[i].Level = Must

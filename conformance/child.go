@@ -74,7 +74,7 @@ func childOf(run string) (serving, mine bool) {
 // request is a line to a child, answer one from it.
 type request struct {
 	ID   int
-	Op   string        // "acquire", "release"
+	Op   string        // "acquire", "release", "watch"
 	Lock int           // the id of the acquire: names the lock
 	Key  string        `json:",omitempty"`
 	TTL  time.Duration `json:",omitempty"`
@@ -85,6 +85,29 @@ type answer struct {
 	Err   string        `json:",omitempty"`
 	Token uint64        `json:",omitempty"`
 	TTL   time.Duration `json:",omitempty"`
+
+	// Of "watch" and "release".
+	Lost bool   `json:",omitempty"` // the error matches ErrLost
+	Text string `json:",omitempty"` // the error
+
+	// Of "watch", by now: when Err was last asked before it was nil, and when it
+	// was first asked before it was not; and the Deadline at the end.
+	AliveAt, LostAt, Deadline time.Duration `json:",omitempty"`
+}
+
+// watch asks a lock for its Err until it is over.
+func watch(k locker.Lock, a *answer) {
+	for {
+		at := now()
+		err := k.Err()
+		if err != nil {
+			a.LostAt, a.Deadline = at, onClock(k.Deadline())
+			a.Lost, a.Text = errors.Is(err, locker.ErrLost), err.Error()
+			return
+		}
+		a.AliveAt = at
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // serveChild obeys standard input until its end.
@@ -104,6 +127,14 @@ func serveChild(ctx context.Context, h *Harness) {
 		defer mu.Unlock()
 		fmt.Printf("\n%s%s\n", mark, line)
 	}
+	lock := func(id int) (locker.Lock, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if k := locks[id]; k != nil {
+			return k, nil
+		}
+		return nil, errors.New("no such lock")
+	}
 	do := func(r request) (answer, error) {
 		a := answer{ID: r.ID}
 		switch r.Op {
@@ -118,14 +149,21 @@ func serveChild(ctx context.Context, h *Harness) {
 			a.Token, a.TTL = k.Token(), k.TTL()
 			return a, nil
 		case "release":
-			mu.Lock()
-			k := locks[r.Lock]
-			delete(locks, r.Lock)
-			mu.Unlock()
-			if k == nil {
-				return a, errors.New("no such lock")
+			k, err := lock(r.Lock)
+			if err != nil {
+				return a, err
 			}
-			return a, k.Release(ctx)
+			if err := k.Release(ctx); err != nil {
+				a.Lost, a.Text = errors.Is(err, locker.ErrLost), err.Error()
+			}
+			return a, nil
+		case "watch":
+			k, err := lock(r.Lock)
+			if err != nil {
+				return a, err
+			}
+			watch(k, &a)
+			return a, nil
 		}
 		return a, fmt.Errorf("unknown operation %q", r.Op)
 	}
@@ -254,6 +292,10 @@ func (c *child) queue(key string, ttl time.Duration) {
 	c.send(request{Op: "acquire", Key: key, TTL: ttl})
 }
 
+// stop halts the process (SIGSTOP) until resume (SIGCONT).
+func (c *child) stop()   { c.t.mustWork("SIGSTOP", stopProcess(c.cmd.Process)) }
+func (c *child) resume() { c.t.mustWork("SIGCONT", resumeProcess(c.cmd.Process)) }
+
 // kill ends the process as a crash does, and waits until it is gone.
 func (c *child) kill() {
 	_ = c.cmd.Process.Kill()
@@ -263,6 +305,7 @@ func (c *child) kill() {
 // end lets the process come to its end; one that does not is killed.
 func (c *child) end() {
 	_ = c.in.Close()
+	_ = resumeProcess(c.cmd.Process) // a case that failed may have left it stopped
 	if !within(c.exited, prompt) {
 		c.kill()
 	}
@@ -280,7 +323,20 @@ type remoteLock struct {
 func (k *remoteLock) Token() uint64 { return k.token }
 func (k *remoteLock) Err() error    { return nil }
 
+// release gives the lock back, which was held until then.
 func (k *remoteLock) release() {
+	a := k.tryRelease()
+	k.c.t.must(a.Text == "", "nil: the lock was held until its release", "Release: %s", a.Text)
+}
+
+func (k *remoteLock) tryRelease() answer {
 	_, ch := k.c.send(request{Op: "release", Lock: k.id})
-	k.c.await(ch)
+	return k.c.await(ch)
+}
+
+// watch has the process ask for the lock's Err from now on. The answer comes when
+// it is over.
+func (k *remoteLock) watch() <-chan answer {
+	_, ch := k.c.send(request{Op: "watch", Lock: k.id})
+	return ch
 }

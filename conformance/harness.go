@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/conformance/faultnet"
 )
 
 // DefaultTTL is the working TTL of a Harness that sets none.
@@ -38,9 +39,33 @@ type Harness struct {
 	// needs no telling. The processes are copies of this one: see Run and Child.
 	Env []string
 
+	// OpenVia is Open for a client whose every connection is made by net.Dial, so
+	// that the suite can disturb them. Optional: it makes the cases on broken
+	// networks runnable. The suite closes net; a store without connections has
+	// nothing to offer here.
+	OpenVia func(ctx context.Context, net *faultnet.Network) (locker.Locker, error)
+
+	// Server does to the store's server what a case asks for. Optional: it makes
+	// the cases on broken servers runnable. Nobody else should use the server
+	// meanwhile.
+	Server *Server
+
 	// Requests returns how many requests the clients of all opened Lockers have
 	// sent so far. Optional: it makes the cases on load runnable.
 	Requests func() int64
+}
+
+// Server is how the suite breaks a server, and mends it again. All functions are
+// required. They block until it is done, or ctx ends. Where the store has several
+// servers they act on the one that is in charge of what the suite does.
+type Server struct {
+	Pause   func(ctx context.Context) error // stops it in its tracks: it accepts what is sent, and answers nothing
+	Resume  func(ctx context.Context) error // ends a Pause, and waits until the store is whole again
+	Kill    func(ctx context.Context) error // ends it at once, as a crash does
+	Restart func(ctx context.Context) error // brings back what Kill has ended, with its data as far as it keeps them, and waits until the store is whole again
+
+	// Failover says that after Kill another server takes over without a Restart.
+	Failover bool
 }
 
 func (h *Harness) parts() (p Part) {
@@ -49,6 +74,15 @@ func (h *Harness) parts() (p Part) {
 	}
 	if h.Env != nil {
 		p |= PartProcesses
+		if canStop {
+			p |= PartStop
+		}
+	}
+	if h.OpenVia != nil {
+		p |= PartNetwork
+	}
+	if h.Server != nil {
+		p |= PartServer
 	}
 	if h.Requests != nil {
 		p |= PartRequests

@@ -25,7 +25,14 @@ type Result struct {
 	Status   Status
 	Reason   string    // of a Skip or an Error
 	Failures []Failure // of a Fail
+	Figures  []Figure
 	Took     time.Duration
+}
+
+// Figure is something that a case has measured. It decides nothing.
+type Figure struct {
+	Name  string
+	Value time.Duration
 }
 
 // Failure is one broken expectation.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/conformance/faultnet"
 )
 
 const (
@@ -38,15 +39,21 @@ type trial struct {
 	mu       sync.Mutex
 	lockers  []locker.Locker
 	children []*child
+	networks []*faultnet.Network
 	failures []Failure
+	figures  []Figure
 	broken   error
 }
 
 // close ends what the case opened and started.
 func (t *trial) close() {
 	t.mu.Lock()
-	lockers, children := t.lockers, t.children
+	lockers, children, networks := t.lockers, t.children, t.networks
 	t.mu.Unlock()
+	for _, n := range networks {
+		// What a fault has held up can come to its end.
+		n.Set(faultnet.None)
+	}
 	for _, c := range children {
 		c.end()
 	}
@@ -60,6 +67,9 @@ func (t *trial) close() {
 	}()
 	if !within(done, 2*prompt) {
 		t.fail("closing the case's Lockers has not ended; goroutines:\n"+stacks(), "an end")
+	}
+	for _, n := range networks {
+		n.Close()
 	}
 }
 
@@ -83,6 +93,20 @@ func (t *trial) open() locker.Locker {
 	defer t.mu.Unlock()
 	t.lockers = append(t.lockers, l)
 	return l
+}
+
+// openVia returns a Locker with a client of its own, and the network that it uses.
+func (t *trial) openVia() (locker.Locker, *faultnet.Network) {
+	n := new(faultnet.Network)
+	t.mu.Lock()
+	t.networks = append(t.networks, n)
+	t.mu.Unlock()
+	l, err := t.suite.h.OpenVia(t.ctx, n)
+	t.mustWork("Harness.OpenVia", err)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lockers = append(t.lockers, l)
+	return l, n
 }
 
 func (t *trial) openN(n int) []locker.Locker {

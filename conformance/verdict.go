@@ -8,20 +8,29 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"time"
 )
 
 // result is the verdict, after close.
 func (t *trial) result() Result {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	failures := slices.Clone(t.failures) // a goroutine that was left behind may add to them
+	// Clones: a goroutine that was left behind may add to them.
+	r := Result{Status: Pass, Failures: slices.Clone(t.failures), Figures: slices.Clone(t.figures)}
 	switch {
 	case t.broken != nil:
-		return Result{Status: Error, Reason: t.broken.Error(), Failures: failures}
-	case len(failures) > 0:
-		return Result{Status: Fail, Failures: failures}
+		r.Status, r.Reason = Error, t.broken.Error()
+	case len(r.Failures) > 0:
+		r.Status = Fail
 	}
-	return Result{Status: Pass}
+	return r
+}
+
+// figure records a measurement.
+func (t *trial) figure(name string, d time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.figures = append(t.figures, Figure{Name: name, Value: d})
 }
 
 // fail records that seen is not what was wanted.

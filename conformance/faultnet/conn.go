@@ -27,7 +27,9 @@ type conn struct {
 	once   sync.Once
 	broken chan struct{} // closed by reset
 
-	answered bool // the next reply is lost; under n.mu
+	// Under n.mu.
+	answered bool // the next reply is lost
+	stranded bool // nothing arrives
 }
 
 // stream is what is on its way in one direction.
@@ -185,6 +187,7 @@ func (c *conn) await(p piece, requests bool) bool {
 		if requests {
 			hold, delay = f.HoldRequests, f.DelayRequests
 		}
+		hold = hold || c.stranded
 		left := time.Until(p.sent.Add(delay))
 		if !hold && left <= 0 {
 			c.n.mu.Unlock()

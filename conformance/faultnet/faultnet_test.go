@@ -188,6 +188,36 @@ func TestNetwork_resetLosesWhatWasOnItsWay(t *testing.T) {
 	require.False(t, s.has("lost"))
 }
 
+func TestNetwork_strandsOldConnectionsOnly(t *testing.T) {
+	s, n := serve(t), network(t)
+	old := dial(t, n, s)
+	old.requireEcho(t, "before")
+	n.Strand()
+	require.NoError(t, old.send("stranded"))
+	dial(t, n, s).requireEcho(t, "after")
+	n.Set(faultnet.None) // does not bring them back
+	_, err := old.receive(aMoment)
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.False(t, s.has("stranded"))
+	require.Positive(t, n.Hits())
+}
+
+func TestNetwork_standsOnAnyDialer(t *testing.T) {
+	client, server := net.Pipe()
+	defer server.Close()
+	n := network(t)
+	n.Under = func(context.Context, string, string) (net.Conn, error) { return client, nil }
+	conn, err := n.Dial(t.Context(), "tcp", "anywhere")
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = io.WriteString(conn, "x")
+	require.NoError(t, err)
+	got := make([]byte, 1)
+	_, err = io.ReadFull(server, got)
+	require.NoError(t, err)
+	require.Equal(t, "x", string(got))
+}
+
 func TestNetwork_refusesAndHangs(t *testing.T) {
 	s, n := serve(t), network(t)
 	old := dial(t, n, s)

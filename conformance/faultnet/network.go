@@ -33,6 +33,10 @@ var (
 // Network is one client's way to its servers. The zero Network is a good one. It
 // is safe for concurrent use, and must not be copied.
 type Network struct {
+	// Under makes the connections below the faults. Nil: net.Dialer. It is set
+	// before the first Dial.
+	Under func(ctx context.Context, network, address string) (net.Conn, error)
+
 	mu      sync.Mutex
 	changed chan struct{} // closed, and replaced, at every change of what follows
 	fault   Fault
@@ -56,7 +60,11 @@ func (n *Network) Dial(ctx context.Context, network, address string) (net.Conn, 
 	if err := n.admit(ctx, network); err != nil {
 		return nil, err
 	}
-	server, err := new(net.Dialer).DialContext(ctx, network, address)
+	under := n.Under
+	if under == nil {
+		under = new(net.Dialer).DialContext
+	}
+	server, err := under(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}
@@ -93,6 +101,17 @@ func (n *Network) Set(f Fault) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.fault = f
+	n.announce()
+}
+
+// Strand makes the connections of now carry nothing any more, for good, and tells
+// nobody: a router on the way has forgotten them. New ones are good.
+func (n *Network) Strand() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for c := range n.conns {
+		c.stranded = true
+	}
 	n.announce()
 }
 

@@ -1,0 +1,163 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/conformance/faultnet"
+)
+
+const ruleRideOut = "Server errors that pass (connection refused, loading, failover) are waited out with back-off until ctx ends."
+
+var waitFaults = []Case{{
+	ID: "W1/lost-subscription", Rule: ruleWoken, Needs: locker.CapExclusive | locker.CapWakeUp, Uses: PartNetwork, Cites: []string{"C53", "C60"},
+	run: lostSubscription,
+}, {
+	ID: "W1/released-in-outage", Rule: ruleWoken, Needs: locker.CapExclusive | locker.CapWakeUp, Uses: PartNetwork, Cites: []string{"C53"},
+	run: releasedInOutage,
+}, {
+	ID: "W3/cancelled-in-outage", Rule: ruleLeave, Needs: locker.CapExclusive, Uses: PartNetwork, Cites: []string{"C02", "C05"},
+	run: cancelledInOutage,
+}, {
+	ID: "W4/outage", Rule: ruleRideOut, Needs: locker.CapExclusive, Uses: PartNetwork, Cites: []string{"C15", "C130"},
+	run: waitThroughOutage,
+}, {
+	ID: "W4/outage-without-end", Rule: ruleRideOut, Needs: locker.CapExclusive, Uses: PartNetwork, Cites: []string{"C08", "C15"},
+	run: outageWithoutEnd,
+}, {
+	ID: "W4/server-killed", Rule: ruleRideOut, Needs: locker.CapExclusive, Uses: PartServer, Cites: []string{"C15", "C89"},
+	run: waitThroughCrash,
+}, {
+	ID: "W5/unreachable-waiter", Rule: "A waiter that cannot be reached costs its reservation, not the TTL.",
+	Needs: locker.CapExclusive | locker.CapWakeUp, Uses: PartNetwork, Cites: []string{"C56", "C106"},
+	run: unreachableWaiter,
+}}
+
+// lostSubscription breaks a waiter's connections while the key stays held.
+func lostSubscription(t *trial) {
+	l, net := t.openVia()
+	for _, breaks := range []func(){net.Reset, net.Strand} {
+		k := t.take(t.open(), t.key(), locker.WithTTL(long))
+		w := t.waitInLine(l, k.Key(), locker.WithTTL(long))
+		breaks()
+		t.pass(t.ttl)
+		t.release(k)
+		t.release(w.served(2 * prompt))
+	}
+}
+
+// releasedInOutage releases the key while its waiter cannot hear of it.
+func releasedInOutage(t *trial) {
+	l, net := t.openVia()
+	for _, fault := range []faultnet.Fault{faultnet.BlackHole, faultnet.Refused} {
+		k := t.take(t.open(), t.key(), locker.WithTTL(long))
+		w := t.waitInLine(l, k.Key(), locker.WithTTL(long))
+		net.Set(fault)
+		if fault.Refuse {
+			net.Reset()
+		}
+		t.pass(t.ttl / 4)
+		t.release(k)
+		t.pass(t.ttl / 4)
+		net.Set(faultnet.None)
+		t.release(w.served(2 * prompt))
+	}
+}
+
+func cancelledInOutage(t *trial) {
+	l, net := t.openVia()
+	k := t.take(t.open(), t.key(), locker.WithTTL(long))
+	for _, fault := range []faultnet.Fault{faultnet.BlackHole, faultnet.Refused} {
+		w := t.waitInLine(l, k.Key(), locker.WithTTL(long))
+		net.Set(fault)
+		if fault.Refuse {
+			net.Reset()
+		}
+		t.pass(20 * time.Millisecond)
+		w.cancel(errCause)
+		err := w.failed(prompt)
+		t.wantError(err, context.Canceled, errCause)
+		net.Set(faultnet.None)
+	}
+	t.release(k)
+	// A place in the store's line that could not be given up costs its reservation.
+	next := t.wait(t.bystander(), k.Key(), locker.WithTTL(t.ttl)).served(2 * prompt)
+	t.release(next)
+}
+
+// waitThroughOutage counts what a waiter does while nothing answers.
+func waitThroughOutage(t *trial) {
+	l, net := t.openVia()
+	t.connected(l)
+	k := t.take(t.open(), t.key(), locker.WithTTL(long))
+	net.Set(faultnet.Refused)
+	net.Reset()
+	w := t.wait(l, k.Key(), locker.WithTTL(long))
+	second := t.wait(l, t.key(), locker.WithTTL(long)) // free all the time
+	dials := net.Dials()
+	const outage = 1500 * time.Millisecond
+	t.pass(outage)
+	most := int(2 * 20 * outage / time.Second) // two waiters, and their subscription
+	tried := net.Dials() - dials
+	t.want(tried <= most, fmt.Sprintf("at most %d attempts to connect in %v", most, outage), "%d", tried)
+	t.want(!isClosed(w.done) && !isClosed(second.done), "waits that go on", "they have ended: %v, %v", w.err, second.err)
+	net.Set(faultnet.None)
+	t.release(second.served(2 * prompt))
+	t.release(k)
+	t.release(w.served(2 * prompt))
+}
+
+// outageWithoutEnd lets the context end in an outage: the error tells both.
+func outageWithoutEnd(t *trial) {
+	l, net := t.openVia()
+	t.connected(l)
+	net.Set(faultnet.Refused)
+	net.Reset()
+	ctx, cancel := context.WithTimeout(t.ctx, t.ttl)
+	defer cancel()
+	_, err := t.acquire(ctx, l, t.key())
+	t.wantError(err, context.DeadlineExceeded)
+	t.wantNoMatch(err, locker.ErrHeld)
+	var reported *locker.Error
+	if t.want(errors.As(err, &reported), "a *locker.Error", "error: %#v", err) {
+		t.want(reported.Err.Error() != context.DeadlineExceeded.Error(), "an error that tells what the store had", "error: %v", err)
+	}
+}
+
+func waitThroughCrash(t *trial) {
+	l := t.open()
+	t.connected(l)
+	start := time.Now()
+	t.mustWork("Server.Kill", t.suite.h.Server.Kill(t.ctx))
+	w := t.wait(l, t.key())
+	what := "next grant after the failover"
+	if !t.suite.h.Server.Failover {
+		t.pass(t.ttl / 2)
+		t.want(!isClosed(w.done), "a wait that goes on", "it has ended: %v", w.err)
+		what = "next grant after the restart"
+		start = time.Now()
+		t.mustWork("Server.Restart", t.suite.h.Server.Restart(t.ctx))
+	}
+	k := w.served(recovery)
+	t.figure(what, w.at.Sub(start))
+	if t.suite.h.Server.Failover {
+		t.mustWork("Server.Restart", t.suite.h.Server.Restart(t.ctx))
+	}
+	_ = k.Release(t.ctx) // a second crash, of the failover, may have taken it
+}
+
+// unreachableWaiter lets the first in line be cut off when its turn comes.
+func unreachableWaiter(t *trial) {
+	l, net := t.openVia()
+	k := t.take(t.open(), t.key(), locker.WithTTL(long))
+	first := t.waitInLine(l, k.Key(), locker.WithTTL(long))
+	second := t.waitInLine(t.open(), k.Key(), locker.WithTTL(long))
+	net.Set(faultnet.BlackHole)
+	t.release(k)
+	t.release(second.served(2 * prompt))
+	net.Set(faultnet.None)
+	t.release(first.served(2 * prompt))
+}
