@@ -10,6 +10,18 @@ import (
 // of an attempt.
 const detachedBound = 5 * time.Second
 
+// detachedSlice bounds one attempt of such work: a connection that is dead, unknown
+// to its client, must not use up the time of the attempts on others.
+const detachedSlice = detachedBound / 4
+
+// sliced makes one attempt of detached work. A driver that does not heed deadlines
+// ends it by a time-out of its own.
+func sliced(ctx context.Context, attempt func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, detachedSlice)
+	defer cancel()
+	return attempt(ctx)
+}
+
 // later collects what the code under c.mu wants done without it.
 type later struct {
 	events  []Event
@@ -102,7 +114,7 @@ func (c *core) undoNow(ctx context.Context, g Grant) {
 	}
 	var b backoff
 	for {
-		err := g.Release(ctx)
+		err := sliced(ctx, g.Release)
 		var pause time.Duration
 		switch {
 		case err == nil, isPermanent(err):

@@ -210,7 +210,7 @@ func (c *core) leaveLate(ctx context.Context, place Place) {
 	c.detach(ctx, func(ctx context.Context) {
 		var b backoff
 		for {
-			err := place.Leave(ctx)
+			err := sliced(ctx, place.Leave)
 			if err == nil || isPermanent(err) || !sleep(ctx, b.next()) {
 				return
 			}

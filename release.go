@@ -186,7 +186,7 @@ func (c *core) releaseNow(ctx context.Context, h *hold, w *releaseWork) {
 	c.awaitRenewals(ctx, h)
 	var b backoff
 	for {
-		err := h.grant.Release(ctx)
+		err := sliced(ctx, h.grant.Release)
 		c.mu.Lock()
 		h.answered(err)
 		if h.ending.known {
@@ -291,7 +291,7 @@ func (c *core) releaseLate(ctx context.Context, h *hold, closed bool) {
 	c.detach(ctx, func(ctx context.Context) {
 		var b backoff
 		for {
-			err := h.grant.Release(ctx)
+			err := sliced(ctx, h.grant.Release)
 			if !closed {
 				return
 			}

@@ -80,6 +80,42 @@ func TestRelease_isBoundedOnAHungStore(t *testing.T) { // R2, C17
 	})
 }
 
+// A dead connection takes what is sent on it, and the client finds out by time-out.
+func TestRelease_anAttemptThatHangsLeavesTimeForOthers(t *testing.T) { // R2, G4, C17
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		f := newFaulty(store)
+		l := newOver(t, f, nil)
+		k := acquire(t, l, "k")
+		first := func(op string) fault {
+			hung := false
+			return func(ctx context.Context, now string) error {
+				if now != op || hung {
+					return nil
+				}
+				hung = true
+				<-ctx.Done()
+				return ctx.Err()
+			}
+		}
+		f.set(first("release"), nil)
+		start := time.Now()
+		require.NoError(t, k.Release(t.Context()))
+		require.Less(t, time.Since(start), 5*time.Second)
+		require.Zero(t, store.Len())
+
+		// An undo, too.
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		f.set(first("release"), first("acquire"))
+		_, err := l.TryAcquire(ctx, "k")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 1, store.Len())
+		time.Sleep(5 * time.Second)
+		require.Zero(t, store.Len())
+	})
+}
+
 func TestRelease_thatFailedIsReallyTriedAgain(t *testing.T) { // R2, C21, C24
 	synctest.Test(t, func(t *testing.T) {
 		store := memlock.NewStore()

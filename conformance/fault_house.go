@@ -70,7 +70,7 @@ func goroutinesEndAfterFaults(t *trial) {
 	}
 	round()
 	before := t.goroutines()
-	const rounds = 4
+	const rounds = 2
 	for range rounds {
 		round()
 	}

@@ -3,6 +3,7 @@ package redislock_test
 import (
 	"context"
 	"crypto/rand"
+	"net"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -14,14 +15,16 @@ import (
 
 	"github.com/go-locker/locker"
 	"github.com/go-locker/locker/conformance"
+	"github.com/go-locker/locker/conformance/faultnet"
 	"github.com/go-locker/locker/internal/testenv"
 	"github.com/go-locker/locker/redislock"
 )
 
 func TestConformance(t *testing.T) {
-	s := &store{t: t, connect: func(url string) redis.UniversalClient {
+	s := &store{t: t, connect: func(url string, dial dialer) redis.UniversalClient {
 		opts, err := redis.ParseURL(url)
 		require.NoError(t, err)
+		opts.Dialer = dial
 		return redis.NewClient(opts)
 	}}
 	s.use(func() (*testenv.Redis, error) { return testenv.AnyRedis(t.Context()) })
@@ -30,14 +33,18 @@ func TestConformance(t *testing.T) {
 
 // One node that serves all slots refuses what a cluster of many would.
 func TestConformance_cluster(t *testing.T) {
-	s := &store{t: t, connect: func(url string) redis.UniversalClient {
+	s := &store{t: t, connect: func(url string, dial dialer) redis.UniversalClient {
 		opts, err := redis.ParseClusterURL(url)
 		require.NoError(t, err)
+		opts.Dialer = dial
 		opts.ContextTimeoutEnabled = true // calls on the caller's goroutine
 		return redis.NewClusterClient(opts)
 	}}
 	s.use(func() (*testenv.Redis, error) {
-		srv, err := testenv.StartRedis(t.Context(), &testenv.RedisConfig{Settings: []string{"cluster-enabled yes"}})
+		srv, err := testenv.StartRedis(t.Context(), &testenv.RedisConfig{
+			AppendOnly: true, // locks outlive a crash of the server
+			Settings:   []string{"cluster-enabled yes"},
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -59,10 +66,13 @@ const (
 	prefixEnv = "LOCKER_TEST_CONFORMANCE_PREFIX"
 )
 
+type dialer = func(ctx context.Context, network, address string) (net.Conn, error)
+
 // store is a server, and a prefix of this run's own on it.
 type store struct {
 	t           *testing.T
-	connect     func(url string) redis.UniversalClient
+	connect     func(url string, dial dialer) redis.UniversalClient // nil: the client's own dialer
+	server      *testenv.Redis                                      // nil if it is not ours to break
 	url, prefix string
 	requests    atomic.Int64
 	looker      redis.UniversalClient
@@ -79,17 +89,18 @@ func (s *store) use(start func() (*testenv.Redis, error)) {
 		require.NoError(s.t, err)
 		s.t.Cleanup(func() { require.NoError(s.t, srv.Stop()) })
 		s.url, s.prefix = srv.URL(), "conformance-"+rand.Text()+":"
+		if srv.PID() != 0 {
+			s.server = srv
+		}
 	}
-	s.looker = s.client()
+	s.looker = s.client(nil)
 }
 
 func (s *store) harness() conformance.Harness {
 	return conformance.Harness{
-		Open: func(context.Context) (locker.Locker, error) {
-			rdb := s.client()
-			rdb.AddHook(counter{&s.requests})
-			return redislock.New(rdb, &redislock.Config{Prefix: s.prefix})
-		},
+		Open:     func(context.Context) (locker.Locker, error) { return s.open(nil) },
+		OpenVia:  func(_ context.Context, net *faultnet.Network) (locker.Locker, error) { return s.open(net.Dial) },
+		Server:   s.breakable(),
 		TTL:      conformance.DefaultTTL / 2,
 		Names:    s.names,
 		Env:      []string{urlEnv + "=" + s.url, prefixEnv + "=" + s.prefix},
@@ -97,8 +108,26 @@ func (s *store) harness() conformance.Harness {
 	}
 }
 
-func (s *store) client() redis.UniversalClient {
-	rdb := s.connect(s.url)
+func (s *store) open(dial dialer) (locker.Locker, error) {
+	rdb := s.client(dial)
+	rdb.AddHook(counter{&s.requests})
+	return redislock.New(rdb, &redislock.Config{Prefix: s.prefix})
+}
+
+func (s *store) breakable() *conformance.Server {
+	if s.server == nil {
+		return nil
+	}
+	return &conformance.Server{
+		Pause:   func(context.Context) error { return s.server.Pause() },
+		Resume:  func(context.Context) error { return s.server.Resume() },
+		Kill:    func(context.Context) error { return s.server.Kill() },
+		Restart: s.server.Restart,
+	}
+}
+
+func (s *store) client(dial dialer) redis.UniversalClient {
+	rdb := s.connect(s.url, dial)
 	s.t.Cleanup(func() { _ = rdb.Close() })
 	return rdb
 }
