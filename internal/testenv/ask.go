@@ -17,8 +17,8 @@ import (
 const answerTimeout = 500 * time.Millisecond
 
 // ask sends commands to the server over a client that lives as long as the call.
-func (r *Redis) ask(commands func(*redis.Client) error) error {
-	opts, err := r.options()
+func (r *Redis) ask(ctx context.Context, commands func(*redis.Client) error) error {
+	opts, err := r.options(ctx)
 	if err != nil {
 		return err
 	}
@@ -27,12 +27,18 @@ func (r *Redis) ask(commands func(*redis.Client) error) error {
 }
 
 // options are those of a client that sends what it is told to, once, and no longer
-// than ctx allows.
-func (r *Redis) options() (*redis.Options, error) {
+// than ctx allows. A server that cannot be reached is an error here already: go-redis
+// prints a line for each of its own connects that fail.
+func (r *Redis) options(ctx context.Context) (*redis.Options, error) {
 	opts, err := redis.ParseURL(r.url)
 	if err != nil {
 		return nil, err
 	}
+	conn, err := dial(ctx, "tcp", r.addr)
+	if err != nil {
+		return nil, err
+	}
+	_ = conn.Close()
 	opts.MaxRetries = -1
 	opts.DialerRetries = 1
 	opts.ContextTimeoutEnabled = true
@@ -43,7 +49,7 @@ func (r *Redis) options() (*redis.Options, error) {
 
 // send sends one command, whose answer tells nothing but success.
 func (r *Redis) send(ctx context.Context, command ...any) error {
-	return r.ask(func(c *redis.Client) error { return c.Do(ctx, command...).Err() })
+	return r.ask(ctx, func(c *redis.Client) error { return c.Do(ctx, command...).Err() })
 }
 
 // fields reads an answer such as that to INFO.

@@ -42,8 +42,8 @@ func StartCluster(ctx context.Context, cfg *ClusterConfig) (*Cluster, error) {
 	if cfg == nil {
 		cfg = &ClusterConfig{}
 	}
-	if cfg.NodeTimeout < 0 {
-		return nil, errors.New("testenv: a negative value in ClusterConfig")
+	if err := wholeMilliseconds(cfg.NodeTimeout); err != nil {
+		return nil, err
 	}
 	timeout := cmp.Or(cfg.NodeTimeout, time.Second)
 	conf := cfg.Redis.lines("cluster-enabled yes", fmt.Sprintf("cluster-node-timeout %d", timeout.Milliseconds()))
@@ -64,7 +64,7 @@ func (c *Cluster) form(ctx context.Context) error {
 	masters, replicas := c.nodes[:clusterMasters], c.nodes[clusterMasters:]
 	ids := make([]string, clusterMasters)
 	err := each(c.nodes, func(i int, r *Redis) error {
-		return r.ask(func(client *redis.Client) error {
+		return r.ask(ctx, func(client *redis.Client) error {
 			pipe := client.Pipeline()
 			// Nodes with the same epoch would have to agree on others first.
 			pipe.Do(ctx, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
@@ -176,7 +176,7 @@ func (c *Cluster) AwaitOK(ctx context.Context) error {
 func (r *Redis) inCluster(ctx context.Context) (master string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	err = r.ask(func(client *redis.Client) error {
+	err = r.ask(ctx, func(client *redis.Client) error {
 		text, err := client.ClusterInfo(ctx).Result()
 		if err != nil {
 			return err

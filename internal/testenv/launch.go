@@ -48,6 +48,16 @@ func startServer(ctx context.Context, conf []string, args ...string) (*Redis, er
 	return r, nil
 }
 
+// wholeMilliseconds: the servers count in these.
+func wholeMilliseconds(ds ...time.Duration) error {
+	for _, d := range ds {
+		if d < 0 || d%time.Millisecond != 0 {
+			return fmt.Errorf("testenv: %v is not a number of milliseconds", d)
+		}
+	}
+	return nil
+}
+
 // configure chooses a port and writes redis.conf.
 func (r *Redis) configure(conf []string) error {
 	port, err := freePort()

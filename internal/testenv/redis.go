@@ -53,8 +53,9 @@ func StartRedis(ctx context.Context, cfg *RedisConfig) (*Redis, error) {
 func (cfg *RedisConfig) lines(more ...string) []string {
 	lines := []string{
 		`save ""`,
-		"rdb-del-sync-files yes",                               // no file that only a replica asked for comes back as data
-		"repl-diskless-sync yes", "repl-diskless-sync-delay 0", // nor need a replica wait for others that may come
+		"rdb-del-sync-files yes", // nor does what was written for a replica stay
+		"repl-diskless-sync yes",
+		"repl-diskless-sync-delay 0", // no wait for more replicas
 	}
 	if cfg.AppendOnly {
 		lines = append(lines, "appendonly yes", "appendfsync always")

@@ -39,7 +39,7 @@ func StartReplica(ctx context.Context, of *Redis, cfg *RedisConfig) (*Redis, err
 func (r *Redis) replicates(ctx context.Context, replicas ...*Redis) error {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	return r.ask(func(c *redis.Client) error {
+	return r.ask(ctx, func(c *redis.Client) error {
 		key, err := servedKey(ctx, c)
 		if err != nil {
 			return err

@@ -59,8 +59,11 @@ func StartSentinel(ctx context.Context, cfg *SentinelConfig) (*Sentinel, error) 
 	if cfg != nil {
 		c = *cfg
 	}
-	if c.Replicas < 0 || c.DownAfter < 0 || c.FailoverTimeout < 0 || c.Period < 0 {
-		return nil, errors.New("testenv: a negative value in SentinelConfig")
+	if c.Replicas < 0 {
+		return nil, errors.New("testenv: a negative number of replicas")
+	}
+	if err := wholeMilliseconds(c.DownAfter, c.FailoverTimeout, c.Period); err != nil {
+		return nil, err
 	}
 	c.Replicas = cmp.Or(c.Replicas, 2)
 	c.DownAfter = cmp.Or(c.DownAfter, 500*time.Millisecond)
@@ -97,10 +100,16 @@ func (s *Sentinel) start(ctx context.Context, cfg *SentinelConfig) error {
 	if err != nil {
 		return err
 	}
-	period := cfg.Period.Milliseconds()
 	_ = each(s.sentinels, func(_ int, r *Redis) error {
 		// Before 7.0 this is an error, and the sentinels are slower.
-		return r.send(ctx, "SENTINEL", "DEBUG", "info-period", period, "publish-period", period, "ping-period", 300)
+		return r.send(ctx, "SENTINEL", "DEBUG",
+			"info-period", cfg.Period.Milliseconds(),
+			"publish-period", cfg.Period.Milliseconds(),
+			// As often as DownAfter, a live server would be found down now and then. More
+			// often, a replica that is asked every second, as it is while its master is
+			// down, would be found too old to be promoted: five of these are the limit.
+			"ping-period", 300,
+			"tilt-period", 1000)
 	})
 	return s.AwaitReplicas(ctx)
 }
@@ -121,7 +130,8 @@ func (s *Sentinel) URL() string {
 func (s *Sentinel) Data() []*Redis { return slices.Clone(s.data) }
 
 // Sentinels are the sentinels, to be killed or paused. One that was paused for more
-// than 2 s takes no part in a failover for 30 s, as is Redis' way.
+// than 2 s takes no part in a failover for another second; that second is 30 s for one
+// that was restarted, and before Redis 7.0.
 func (s *Sentinel) Sentinels() []*Redis { return slices.Clone(s.sentinels) }
 
 // Master is the server that is the master by the word of a sentinel, the first one
@@ -141,7 +151,7 @@ func (s *Sentinel) Master(ctx context.Context) (*Redis, error) {
 func (s *Sentinel) masterBy(ctx context.Context, r *Redis) (master *Redis, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	err = r.askSentinel(func(c *redis.SentinelClient) error {
+	err = r.askSentinel(ctx, func(c *redis.SentinelClient) error {
 		at, err := c.GetMasterAddrByName(ctx, masterName).Result()
 		if err != nil {
 			return err
@@ -202,7 +212,7 @@ func (s *Sentinel) AwaitReplicas(ctx context.Context) error {
 func (r *Redis) watches(ctx context.Context, master *Redis, replicas int) error {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	return r.askSentinel(func(c *redis.SentinelClient) error {
+	return r.askSentinel(ctx, func(c *redis.SentinelClient) error {
 		m, err := c.Master(ctx, masterName).Result()
 		if err != nil {
 			return err
@@ -227,8 +237,8 @@ func (r *Redis) watches(ctx context.Context, master *Redis, replicas int) error 
 	})
 }
 
-func (r *Redis) askSentinel(commands func(*redis.SentinelClient) error) error {
-	opts, err := r.options()
+func (r *Redis) askSentinel(ctx context.Context, commands func(*redis.SentinelClient) error) error {
+	opts, err := r.options(ctx)
 	if err != nil {
 		return err
 	}
