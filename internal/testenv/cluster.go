@@ -124,7 +124,7 @@ func (c *Cluster) MasterFor(ctx context.Context, key string) (*Redis, error) {
 // AwaitMaster waits until the key is served by another node than this one, and
 // returns it. It blocks until ctx ends, but not longer than 30 s.
 func (c *Cluster) AwaitMaster(ctx context.Context, key string, other *Redis) (master *Redis, err error) {
-	err = until(ctx, "another master", func(ctx context.Context) error {
+	err = until(ctx, "another master", func(ctx context.Context) (err error) {
 		master, err = c.masterFor(ctx, key, other)
 		return err
 	})
