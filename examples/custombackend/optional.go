@@ -1,0 +1,48 @@
+//go:build linux || darwin
+
+package custombackend
+
+import (
+	"context"
+	"time"
+
+	"github.com/go-locker/locker"
+)
+
+// What a backend need not have: without this file, and without CapExtend and
+// CapInspect in Info, it is still one. locker.New refuses either without the other.
+var (
+	_ locker.Extender  = (*directory)(nil)
+	_ locker.Inspector = (*directory)(nil)
+)
+
+// Extend sets the lease, longer or shorter.
+func (d *directory) Extend(ctx context.Context, g locker.Grant, ttl time.Duration) (locker.Lease, error) {
+	return g.(*grant).set(ctx, ttl, true)
+}
+
+// Inspect shows the holder of key.
+func (d *directory) Inspect(ctx context.Context, key string) (shown locker.Holding, err error) {
+	err = d.exclusive(ctx, func(s section) error {
+		e, err := s.read(key)
+		if err == nil && s.live(e) {
+			shown = locker.Holding{Holder: e.Holder, Remaining: e.Ends - s.now, Token: e.Token}
+		}
+		return err
+	})
+	return shown, err
+}
+
+// ForceRelease takes key from holder, and from nobody who came after him.
+func (d *directory) ForceRelease(ctx context.Context, key, holder string) (done bool, err error) {
+	err = d.exclusive(ctx, func(s section) error {
+		e, err := s.read(key)
+		if err != nil || !s.live(e) || e.Holder != holder {
+			return err
+		}
+		err = s.remove(key)
+		done = err == nil
+		return err
+	})
+	return done, err
+}
