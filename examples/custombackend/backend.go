@@ -52,23 +52,22 @@ func (d *directory) TryAcquire(ctx context.Context, req locker.Request) (locker.
 		if err != nil {
 			return err // an error is an error: neither "held" nor "free"
 		}
-		if s.live(e) && e.Owner != req.Owner {
-			return s.held(e)
-		}
-		// The request's own owner in the store: this very command was sent before, and
-		// succeeded. Its token stays; its lease is counted from this call, so it is
-		// written anew.
-		token := e.Token
-		if e.Owner != req.Owner {
-			if token, err = s.mint(); err != nil {
+		ends := s.now + req.TTL
+		switch {
+		case !s.live(e):
+			token, err := s.mint()
+			if err != nil {
 				return err
 			}
+			g = &grant{d, req.Key, req.Owner, token, req.TTL}
+			return s.write(entry{ends, d.boot, token, req.Holder(), req.Key})
+		case e.owner() == req.Owner:
+			// This very command was sent before, and succeeded: so has this one. The
+			// lease it was given began then; the one to be reported begins now.
+			g = &grant{d, req.Key, req.Owner, e.Token, req.TTL}
+			return s.prolong(req.Key, ends)
 		}
-		g = &grant{d: d, key: req.Key, owner: req.Owner, token: token, ttl: req.TTL}
-		return s.write(entry{
-			Key: req.Key, Owner: req.Owner, Holder: req.Holder(), Token: token,
-			Boot: d.boot, Ends: s.now + req.TTL,
-		})
+		return &locker.HeldError{Key: req.Key, Holder: e.Holder, Remaining: e.Ends - s.now}
 	})
 	if g == nil {
 		return nil, err // for certain nothing was taken. A nil *grant would not be a nil Grant
@@ -98,19 +97,20 @@ func (g *grant) Renew(ctx context.Context, ttl time.Duration) (locker.Lease, err
 }
 
 func (g *grant) set(ctx context.Context, ttl time.Duration, shorten bool) (locker.Lease, error) {
-	err := g.d.exclusive(ctx, func(s section) error {
-		e, err := g.mine(s)
-		if err != nil {
-			return err // the key is not taken again: it may be another's by now
-		}
-		ends := s.now + ttl
-		if !shorten {
-			ends = max(ends, e.Ends) // an Extend may have come in between
-		}
-		e.Ends = ends
-		return s.write(e)
-	})
+	err := g.d.exclusive(ctx, func(s section) error { return g.setIn(s, ttl, shorten) })
 	return locker.Lease{TTL: ttl}, err
+}
+
+func (g *grant) setIn(s section, ttl time.Duration, shorten bool) error {
+	e, err := g.mine(s)
+	if err != nil {
+		return err // the key is not taken again: it may be another's by now
+	}
+	ends := s.now + ttl
+	if !shorten {
+		ends = max(ends, e.Ends) // an Extend may have come in between
+	}
+	return s.prolong(g.key, ends)
 }
 
 // Release gives the key back.
@@ -133,7 +133,7 @@ func (g *grant) mine(s section) (entry, error) {
 		return entry{}, err
 	case !s.live(e):
 		return entry{}, &locker.LostError{Reason: locker.ReasonExpired}
-	case e.Owner != g.owner:
+	case e.owner() != g.owner:
 		return entry{}, &locker.LostError{Reason: locker.ReasonTaken}
 	}
 	return e, nil

@@ -3,11 +3,9 @@
 package custombackend
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -30,14 +28,18 @@ type directory struct {
 	turn chan struct{} // full while a goroutine of this process is at the guard
 }
 
-// entry is the content of a lock file.
+// entry is the content of a lock file, a line for each field.
 type entry struct {
-	Key    string // for people: the file's name is a hash
-	Owner  string // whose it is; the grant's identity
-	Holder string // the owner and his label, as others are shown them
-	Token  uint64
-	Boot   string        // the run of the machine in which Ends counts
 	Ends   time.Duration // when the lease is over, on the machine's clock
+	Boot   string        // the run of the machine in which Ends counts
+	Token  uint64
+	Holder string // the grant's owner, and its label, as others are shown them
+	Key    string // for people: the file's name is a hash
+}
+
+func (e entry) owner() string {
+	owner, _, _ := strings.Cut(e.Holder, " ")
+	return owner
 }
 
 func openDirectory(ctx context.Context, path string) (*directory, error) {
@@ -120,57 +122,52 @@ func (d *directory) file(key string) string {
 	return filepath.Join(d.path, hex.EncodeToString(hash[:])+".lock")
 }
 
-// read returns what the store says about key; the zero entry, which is not live, if
-// nothing.
+// read returns what the store says about key. The zero entry is not live: nothing, or
+// what a write left that was cut short.
 func (s section) read(key string) (entry, error) { return readFile(s.file(key)) }
 
-func readFile(path string) (e entry, err error) {
+func readFile(path string) (entry, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return entry{}, nil
 	}
-	if err != nil {
+	fields := strings.SplitN(string(text), "\n", 5)
+	if err != nil || len(fields) < 5 {
 		return entry{}, err
 	}
-	if json.Unmarshal(text, &e) != nil {
-		return entry{}, nil //nolint:nilerr // a write was cut short: see there
+	ends, err1 := strconv.ParseInt(fields[0], 10, 64)
+	token, err2 := strconv.ParseUint(fields[2], 10, 64)
+	if err1 != nil || err2 != nil {
+		return entry{}, nil //nolint:nilerr // cut short
 	}
-	return e, nil
+	return entry{time.Duration(ends), fields[1], token, fields[3], fields[4]}, nil
 }
 
 // live reports whether e is a lease that is not over. One from before a restart of the
 // machine is, whatever its Ends: the clock began anew, and nobody who held it lives.
 func (s section) live(e entry) bool { return e.Boot == s.boot && e.Ends > s.now }
 
-func (s section) held(e entry) error {
-	return &locker.HeldError{Key: e.Key, Holder: e.Holder, Remaining: e.Ends - s.now}
+// write writes a lock file for a key that is free. If a kill cuts it short, the key is
+// still free. It does not wait for the disk: no lease outlives the machine's power.
+func (s section) write(e entry) error {
+	text := fmt.Appendf(nil, "%0*d\n%s\n%d\n%s\n%s", digits, e.Ends, e.Boot, e.Token, e.Holder, e.Key)
+	return os.WriteFile(s.file(e.Key), text, 0o600)
 }
 
-// write writes e over what stood there, in one call and always of one size. If a kill
-// cuts it short all the same, what cannot be read is nobody's: only the process whose
-// lock it is, or who is taking a free key, writes here, and it is dead. It does not
-// wait for the disk: no lease outlives the machine's power.
+// prolong sets the end of a lease: the file's first digits, and nothing else. If a kill
+// cuts it short, it is the holder who was killed.
 //
-// A rename over the old file could not be cut short. But ext4 then sends the file to
-// the disk each time, and a thousand locks are not renewed as fast as they have to be.
-func (s section) write(e entry) error {
-	text, err := json.Marshal(e)
-	if err != nil {
-		return err
-	}
-	f, err := os.OpenFile(s.file(e.Key), os.O_WRONLY|os.O_CREATE, 0o600)
+// A new file renamed over the old one would be whole at all times. But on ext4 that
+// waits for the disk, and a thousand locks are not renewed as fast as they have to be.
+func (s section) prolong(key string, ends time.Duration) error {
+	f, err := os.OpenFile(s.file(key), os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	block := bytes.Repeat([]byte(" "), blockSize) // to JSON, spaces behind it are nothing
-	copy(block, text)
-	_, err = f.WriteAt(block, 0)
+	_, err = f.WriteAt(fmt.Appendf(nil, "%0*d", digits, ends), 0)
 	return err
 }
-
-// blockSize is what the longest key and label need, every byte of them escaped.
-const blockSize = 4096
 
 func (s section) remove(key string) error { return os.Remove(s.file(key)) }
 
@@ -180,15 +177,16 @@ func (s section) remove(key string) error { return os.Remove(s.file(key)) }
 // round one would be given twice. That it is not behind the wall clock makes it
 // rise when the counter was lost.
 func (s section) mint() (uint64, error) {
-	text := make([]byte, tokenDigits)
+	text := make([]byte, digits)
 	n, _ := s.guard.ReadAt(text, 0)
 	last, _ := strconv.ParseUint(string(text[:n]), 10, 64) // 0, if it is new or was cut short
 	token := max(last+1, uint64(time.Now().UnixMicro()))
-	_, err := s.guard.WriteAt(fmt.Appendf(nil, "%0*d", tokenDigits, token), 0)
+	_, err := s.guard.WriteAt(fmt.Appendf(nil, "%0*d", digits, token), 0)
 	return token, err
 }
 
-const tokenDigits = 20 // of the largest uint64: each token overwrites all of the last one
+// digits are those of the largest number: each one overwrites all of the last one.
+const digits = 20
 
 // sweep removes the files of leases that are over: holders that were killed leave them.
 func (s section) sweep() error {
