@@ -21,7 +21,11 @@ func New(ctx context.Context, dir string, cfg *locker.Config) (locker.Locker, er
 
 // NewBackend is New for those who wrap the backend.
 func NewBackend(ctx context.Context, dir string) (locker.Backend, error) {
-	return openDirectory(ctx, dir)
+	d, err := openDirectory(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
 }
 
 var (

@@ -55,7 +55,10 @@ func openDirectory(ctx context.Context, path string) (*directory, error) {
 		return nil, err
 	}
 	d := &directory{path: path, boot: boot, turn: make(chan struct{}, 1)}
-	return d, d.exclusive(ctx, section.sweep)
+	if err := d.exclusive(ctx, section.sweep); err != nil {
+		return nil, err
+	}
+	return d, nil
 }
 
 // section is the time in which one process of the machine, and one goroutine of that,
