@@ -91,7 +91,7 @@
 //	ACL SETUSER locker on >secret ~app:* &app:* +eval +evalsha +get +set +del
 //	    +time +pttl +pexpire +publish +subscribe +unsubscribe +ping
 //
-// Without the channels (&app:*) or their commands locks work, and waiters go by the
+// For List it is scan as well. Without the channels (&app:*) or their commands locks work, and waiters go by the
 // clock. A user without scripts cannot take anything.
 //
 // # In Redis

@@ -128,13 +128,22 @@ func (b *backend) Extend(ctx context.Context, g locker.Grant, ttl time.Duration)
 }
 
 func (g *grant) set(ctx context.Context, ttl time.Duration, how string) (locker.Lease, error) {
-	reply, err := g.b.run(ctx, renewScript, []string{g.name}, g.holder, millis(ttl), how)
-	if err == nil {
-		err = mine(reply)
-	} else {
-		err = g.b.failed(err)
-	}
+	c := g.setting(ttl, how)
+	reply, err := g.b.run(ctx, renewScript, c.keys, c.args...)
+	return g.b.set(ttl, reply, err)
+}
+
+// setting is the call of renew.lua that sets the grant's life.
+func (g *grant) setting(ttl time.Duration, how string) call {
+	return call{[]string{g.name}, []any{g.holder, millis(ttl), how}}
+}
+
+// set reads what renew.lua came to.
+func (b *backend) set(ttl time.Duration, reply any, err error) (locker.Lease, error) {
 	if err != nil {
+		return locker.Lease{}, b.failed(err)
+	}
+	if err := mine(reply); err != nil {
 		return locker.Lease{}, err
 	}
 	return lease(ttl), nil
@@ -193,36 +202,15 @@ func (b *backend) byNode(ctx context.Context, renewals []locker.Renewal, answer 
 	return batches
 }
 
-// renew renews the batch, a part of the renewals given by its indices, in one
-// pipeline, and in a second one what the server's script cache did not serve.
+// renew renews the batch, a part of the renewals given by its indices.
 func (b *backend) renew(ctx context.Context, renewals []locker.Renewal, batch []int, answer func(int, locker.Lease, error)) {
-	for _, command := range []func(script, context.Context, []string, ...any) once{script.byName, script.bySource} {
-		cmds := make([]once, len(batch))
-		pipe := b.rdb.Pipeline()
-		for n, i := range batch {
-			g := renewals[i].Grant.(*grant)
-			cmds[n] = command(renewScript, ctx, []string{g.name}, g.holder, millis(renewals[i].TTL), "renew")
-			_ = pipe.Process(ctx, cmds[n])
-		}
-		_, _ = pipe.Exec(ctx) // its error is in the commands
-		var uncached []int
-		for n, i := range batch {
-			switch err := cmds[n].Err(); {
-			case isUncached(err):
-				uncached = append(uncached, i)
-			case err != nil:
-				answer(i, locker.Lease{}, b.failed(err))
-			default:
-				if err := mine(cmds[n].Val()); err != nil {
-					answer(i, locker.Lease{}, err)
-				} else {
-					answer(i, lease(renewals[i].TTL), nil)
-				}
-			}
-		}
-		if len(uncached) == 0 {
-			return
-		}
-		batch = uncached
+	calls := make([]call, len(batch))
+	for n, i := range batch {
+		calls[n] = renewals[i].Grant.(*grant).setting(renewals[i].TTL, "renew")
 	}
+	runAll(ctx, b.rdb, renewScript, calls, func(n int, reply any, err error) {
+		i := batch[n]
+		l, err := b.set(renewals[i].TTL, reply, err)
+		answer(i, l, err)
+	})
 }

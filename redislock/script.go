@@ -83,6 +83,45 @@ func (b *backend) run(ctx context.Context, s script, keys []string, args ...any)
 	return cmd.Val(), nil
 }
 
+// call is one run of a script.
+type call struct {
+	keys []string
+	args []any
+}
+
+// pipeliner is a client, of all servers or of one.
+type pipeliner interface{ Pipeline() redis.Pipeliner }
+
+// runAll runs s for each of the calls, in one pipeline, and in a second one what the
+// server's script cache did not serve. Each call is answered once.
+func runAll(ctx context.Context, rdb pipeliner, s script, calls []call, answer func(i int, reply any, err error)) {
+	batch := make([]int, len(calls))
+	for i := range batch {
+		batch[i] = i
+	}
+	for _, command := range []func(script, context.Context, []string, ...any) once{script.byName, script.bySource} {
+		cmds := make([]once, len(batch))
+		pipe := rdb.Pipeline()
+		for n, i := range batch {
+			cmds[n] = command(s, ctx, calls[i].keys, calls[i].args...)
+			_ = pipe.Process(ctx, cmds[n])
+		}
+		_, _ = pipe.Exec(ctx) // its error is in the commands
+		var uncached []int
+		for n, i := range batch {
+			if err := cmds[n].Err(); isUncached(err) {
+				uncached = append(uncached, i)
+			} else {
+				answer(i, cmds[n].Val(), err)
+			}
+		}
+		if len(uncached) == 0 {
+			return
+		}
+		batch = uncached
+	}
+}
+
 // isUncached reports that the server's script cache is empty: a restart, a
 // failover, SCRIPT FLUSH.
 func isUncached(err error) bool { return redis.HasErrorPrefix(err, "NOSCRIPT") }
