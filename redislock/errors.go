@@ -2,6 +2,7 @@ package redislock
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -48,6 +49,9 @@ var permanentTexts = []string{
 func (b *backend) isPermanent(err error) bool {
 	if errors.Is(err, redis.ErrClosed) {
 		return true // a closed client does not open again
+	}
+	if isUntrusted(err) {
+		return true
 	}
 	text, ok := serverError(err)
 	if !ok {
@@ -113,8 +117,17 @@ func mayHaveRun(err error) bool {
 			return false
 		}
 	}
+	if isUntrusted(err) {
+		return false // commands come after the handshake
+	}
 	var op *net.OpError
 	return !(errors.As(err, &op) && op.Op == "dial")
+}
+
+// isUntrusted reports that the server's certificate was refused.
+func isUntrusted(err error) bool {
+	var untrusted *tls.CertificateVerificationError
+	return errors.As(err, &untrusted)
 }
 
 // isBroken reports that the connection ended under a command.

@@ -46,7 +46,7 @@ func NewBackend(rdb redis.UniversalClient, cfg *Config) (locker.Backend, error) 
 	if cfg == nil {
 		cfg = &Config{}
 	}
-	return newBackend(rdb, cfg.Prefix)
+	return newBackend(rdb, cfg)
 }
 
 // backend implements locker.Backend. Next to what it shares with rdb it owns the
@@ -70,7 +70,8 @@ var (
 	_ locker.Closer       = (*backend)(nil)
 )
 
-func newBackend(rdb redis.UniversalClient, prefix string) (*backend, error) {
+func newBackend(rdb redis.UniversalClient, cfg *Config) (*backend, error) {
+	prefix := cfg.Prefix
 	switch v := reflect.ValueOf(rdb); {
 	case !v.IsValid(), v.Kind() == reflect.Pointer && v.IsNil():
 		return nil, invalidf("no Redis client")
