@@ -1,14 +1,11 @@
 package redislock
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
-	"io"
 	"net"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/redis/go-redis/v9"
 
@@ -83,12 +80,7 @@ func (b *backend) failed(err error) error {
 	if b.isPermanent(err) {
 		return locker.Permanent(err)
 	}
-	var network net.Error
-	if b.cluster != nil && (errors.As(err, &network) || isBroken(err)) {
-		// The driver learns of a dead master from redirections only, and the
-		// dead send none.
-		b.cluster.ReloadState(context.Background())
-	}
+	b.lookForMasters(err)
 	if !mayHaveRun(err) {
 		return locker.NoEffect(err)
 	}
@@ -128,14 +120,4 @@ func mayHaveRun(err error) bool {
 func isUntrusted(err error) bool {
 	var untrusted *tls.CertificateVerificationError
 	return errors.As(err, &untrusted)
-}
-
-// isBroken reports that the connection ended under a command.
-func isBroken(err error) bool {
-	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
-		if errors.Is(err, end) {
-			return true
-		}
-	}
-	return false
 }

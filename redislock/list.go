@@ -58,7 +58,7 @@ func (b *backend) show(ctx context.Context, node pipeliner, names []string, yiel
 		return true, nil
 	}
 	holdings, errs := make([]locker.Holding, len(keys)), make([]error, len(keys))
-	runAll(ctx, node, inspectScript, calls, func(i int, reply any, err error) {
+	b.runAll(ctx, node, inspectScript, calls, 0, func(i int, reply any, _, err error) {
 		holdings[i], errs[i] = b.shown(reply, err)
 	})
 	for i, key := range keys {

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"net"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -36,6 +37,9 @@ func opener(connect func(u *url.URL, query url.Values, dial dialer) (redis.Unive
 		}
 		query := u.Query()
 		own := &Config{Config: cfg.Config, Prefix: pick(query, "prefix")}
+		if err := pickReplicas(query, own); err != nil {
+			return nil, err
+		}
 		client, err := connect(u, query, cfg.Dial)
 		if err != nil {
 			return nil, err
@@ -62,6 +66,21 @@ func openWith(client redis.UniversalClient, cfg *Config) (locker.Locker, error) 
 func pick(query url.Values, name string) string {
 	defer query.Del(name)
 	return query.Get(name)
+}
+
+// pickReplicas takes the parameters about replicas out of the query.
+func pickReplicas(query url.Values, cfg *Config) (err error) {
+	if text := pick(query, "replicas"); text != "" {
+		if cfg.Replicas, err = strconv.Atoi(text); err != nil {
+			return invalidf("the URL's query: replicas is a number")
+		}
+	}
+	if text := pick(query, "replica_timeout"); text != "" {
+		if cfg.ReplicaTimeout, err = time.ParseDuration(text); err != nil {
+			return invalidf("the URL's query: replica_timeout is a duration such as 500ms")
+		}
+	}
+	return nil
 }
 
 func newSingle(u *url.URL, query url.Values, dial dialer) (redis.UniversalClient, error) {
