@@ -3,6 +3,7 @@ package redislock_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -53,6 +54,28 @@ func TestConformance_cluster(t *testing.T) {
 	conformance.Run(t, s.harness())
 }
 
+// With a replica that has to acknowledge, every line of the contract holds as well.
+func TestConformance_replica(t *testing.T) {
+	s := &store{t: t, replicas: 1, connect: func(url string) redis.UniversalClient {
+		opts, err := redis.ParseURL(url)
+		require.NoError(t, err)
+		return redis.NewClient(opts)
+	}}
+	s.use(func() (*testenv.Redis, error) {
+		srv, err := testenv.StartRedis(t.Context(), nil)
+		if err != nil {
+			return nil, err
+		}
+		replica, err := testenv.StartReplica(t.Context(), srv, nil)
+		if err != nil {
+			return nil, errors.Join(err, srv.Stop())
+		}
+		t.Cleanup(func() { require.NoError(t, replica.Stop()) })
+		return srv, nil
+	})
+	conformance.Run(t, s.harness())
+}
+
 // What the suite's child processes are told of the store.
 const (
 	urlEnv    = "LOCKER_TEST_CONFORMANCE_URL"
@@ -64,6 +87,7 @@ type store struct {
 	t           *testing.T
 	connect     func(url string) redis.UniversalClient
 	url, prefix string
+	replicas    int
 	requests    atomic.Int64
 	looker      redis.UniversalClient
 }
@@ -88,7 +112,7 @@ func (s *store) harness() conformance.Harness {
 		Open: func(context.Context) (locker.Locker, error) {
 			rdb := s.client()
 			rdb.AddHook(counter{&s.requests})
-			return redislock.New(rdb, &redislock.Config{Prefix: s.prefix})
+			return redislock.New(rdb, &redislock.Config{Prefix: s.prefix, Replicas: s.replicas})
 		},
 		TTL:      conformance.DefaultTTL / 2,
 		Names:    s.names,
