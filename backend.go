@@ -18,7 +18,7 @@ import (
 //     cannot be interrupted: the Locker does not wait for it then.
 //
 // It may implement the optional interfaces of this file: Waker, Queuer, Extender,
-// BatchRenewer, LossPusher, Inspector and Closer. Those that stand for a
+// BatchRenewer, LossPusher, Warner, Inspector and Closer. Those that stand for a
 // Capability have to be declared in Info, and the other way round; New refuses a
 // mismatch, so that a wrapper around a Backend cannot lose one silently.
 //
@@ -261,7 +261,17 @@ type LossPusher interface {
 	OnLoss(report func(key, owner string, err error))
 }
 
-// Inspector is implemented by backends that can show a key to an operator. The
+// Warner is implemented by backends that can find out that their store is set up so
+// that it may break its promises: it forgets, it evicts.
+type Warner interface {
+	// OnWarning registers the one receiver, an EventWarning for each err. New calls
+	// it before anything else, if there is an Observer: without the call nobody
+	// wants to know. report does not block and may be called from any goroutine.
+	// Finding out must not delay a lock, nor make one fail.
+	OnWarning(report func(err error))
+}
+
+// Inspector is implemented by backends that can show keys to an operator. The
 // Locker that New returns implements it too, and passes it through.
 type Inspector interface {
 	// Inspect shows the holder of key; a zero Holding means that it is free. It is
@@ -273,6 +283,20 @@ type Inspector interface {
 	// may have been done. The grant that this breaks is lost: its holder hears of
 	// it by push, or at the next renewal, and not before.
 	ForceRelease(ctx context.Context, key, holder string) (bool, error)
+
+	// List calls yield for every held key, named as for Inspect, in any order, until
+	// yield returns false: the error is nil then, as it is after the last key. yield
+	// runs on the caller's goroutine, while List holds no mutex, and may use the
+	// Locker.
+	//
+	// It is not a snapshot. A key that one grant holds from the beginning to the end
+	// is shown, by some stores more than once. One that is taken or freed meanwhile
+	// may be missing, or be free by now. What is no lock, but looks like one in the
+	// store, is shown too.
+	//
+	// It changes nothing and blocks for as many requests as it takes; the end of ctx
+	// stops it before the next one. Its memory does not grow with the number of keys.
+	List(ctx context.Context, yield func(key string, h Holding) bool) error
 }
 
 // Holding is what a store shows of a held key.

@@ -115,6 +115,9 @@ func New(b Backend, cfg *Config) (Locker, error) {
 	if p, ok := b.(LossPusher); ok {
 		p.OnLoss(c.lossReported)
 	}
+	if w, ok := b.(Warner); ok && c.observer != nil {
+		w.OnWarning(c.warned)
+	}
 	return c, nil
 }
 
@@ -169,6 +172,14 @@ func (c *core) ForceRelease(ctx context.Context, key, holder string) (bool, erro
 	}
 	done, err := c.inspector.ForceRelease(ctx, key, holder)
 	return done, c.fail("force release", key, err)
+}
+
+// List implements Inspector.
+func (c *core) List(ctx context.Context, yield func(string, Holding) bool) error {
+	if c.inspector == nil {
+		return c.fail("list", "", ErrUnsupported)
+	}
+	return c.fail("list", "", c.inspector.List(ctx, yield))
 }
 
 func (c *core) inspectable(key string) error {

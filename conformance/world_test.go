@@ -39,6 +39,7 @@ type world struct {
 	resends bool                                                                // a release without an answer is sent again by the driver
 	patient bool                                                                // renewals outlast their context, and come one after another
 	deaf    bool                                                                // waiters in the store's line do not hear of their turn
+	list    func(ctx context.Context, yield func(string, locker.Holding) bool, next listing) error
 	leave   func(ctx context.Context, p *place) error
 	unsaid  bool // losses are not pushed
 	names   func(held []string) []string
@@ -47,6 +48,8 @@ type world struct {
 	// locker wraps the Locker of the nth client, from 0.
 	locker func(l locker.Locker, n int) locker.Locker
 }
+
+type listing func(context.Context, func(string, locker.Holding) bool) error
 
 type attempt func(locker.Request) (locker.Grant, error)
 
@@ -288,6 +291,14 @@ func (c *client) Inspect(ctx context.Context, key string) (locker.Holding, error
 
 func (c *client) ForceRelease(ctx context.Context, key, holder string) (bool, error) {
 	return c.inner.(locker.Inspector).ForceRelease(ctx, c.storeKey(key), holder)
+}
+
+func (c *client) List(ctx context.Context, yield func(string, locker.Holding) bool) error {
+	next := c.inner.(locker.Inspector).List
+	if c.w.list != nil {
+		return c.w.list(ctx, yield, next)
+	}
+	return next(ctx, yield)
 }
 
 func (c *client) Close(context.Context) error {

@@ -4,6 +4,10 @@ package custombackend
 
 import (
 	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/go-locker/locker"
@@ -63,4 +67,46 @@ func (d *directory) ForceRelease(ctx context.Context, key, holder string) (done 
 		return err
 	})
 	return done, err
+}
+
+// List shows what the directory has, some files at a time.
+func (d *directory) List(ctx context.Context, yield func(string, locker.Holding) bool) error {
+	dir, err := os.Open(d.path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	for {
+		files, err := dir.ReadDir(100)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		shown := make(map[string]locker.Holding)
+		err = d.exclusive(ctx, func(s section) error {
+			for _, f := range files {
+				if filepath.Ext(f.Name()) != ".lock" {
+					continue
+				}
+				e, err := readFile(filepath.Join(d.path, f.Name()))
+				if err != nil {
+					return err
+				}
+				if s.live(e) {
+					shown[e.Key] = locker.Holding{Holder: e.Holder, Remaining: e.Ends - s.now, Token: e.Token}
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		for key, h := range shown { // outside of the section: yield may be slow, or use the Locker
+			if !yield(key, h) {
+				return nil
+			}
+		}
+	}
 }
