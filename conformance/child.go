@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/conformance/faultnet"
 )
 
 // The process cases need other processes that use the same store, and die. The
@@ -74,10 +75,14 @@ func childOf(run string) (serving, mine bool) {
 // request is a line to a child, answer one from it.
 type request struct {
 	ID   int
-	Op   string        // "acquire", "release", "watch"
+	Op   string        // "acquire", "release", "watch", "disturb", "play", "rule"
 	Lock int           // the id of the acquire: names the lock
 	Key  string        `json:",omitempty"`
 	TTL  time.Duration `json:",omitempty"`
+
+	Disturbance *disturbance `json:",omitempty"`
+	Role        *role        `json:",omitempty"`
+	Ruling      *ruling      `json:",omitempty"`
 }
 
 type answer struct {
@@ -90,18 +95,21 @@ type answer struct {
 	Lost bool   `json:",omitempty"` // the error matches ErrLost
 	Text string `json:",omitempty"` // the error
 
-	// Of "watch", by now: when Err was last asked before it was nil, and when it
+	// Of "watch", by machineClock: when Err was last asked before it was nil, and when it
 	// was first asked before it was not; and the Deadline at the end.
 	AliveAt, LostAt, Deadline time.Duration `json:",omitempty"`
+
+	Note *note `json:",omitempty"` // of "play", before its answer
 }
 
 // watch asks a lock for its Err until it is over.
 func watch(k locker.Lock, a *answer) {
+	now := clock(machineClock)
 	for {
 		at := now()
 		err := k.Err()
 		if err != nil {
-			a.LostAt, a.Deadline = at, onClock(k.Deadline())
+			a.LostAt, a.Deadline = at, now.of(k.Deadline())
 			a.Lost, a.Text = errors.Is(err, locker.ErrLost), err.Error()
 			return
 		}
@@ -112,11 +120,19 @@ func watch(k locker.Lock, a *answer) {
 
 // serveChild obeys standard input until its end.
 func serveChild(ctx context.Context, h *Harness) {
-	l, err := h.Open(ctx)
+	var l locker.Locker
+	var err error
+	net := new(faultnet.Network)
+	if h.OpenVia != nil {
+		l, err = h.OpenVia(ctx, net)
+	} else {
+		l, err = h.Open(ctx)
+	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "Harness.Open:", err)
+		fmt.Fprintln(os.Stderr, "opening a Locker:", err)
 		return
 	}
+	defer net.Close()
 	defer closeNow(ctx, l)
 
 	var mu sync.Mutex
@@ -127,6 +143,7 @@ func serveChild(ctx context.Context, h *Harness) {
 		defer mu.Unlock()
 		fmt.Printf("\n%s%s\n", mark, line)
 	}
+	s := newStage(machineClock, func(n note) { send(answer{Note: &n}) })
 	lock := func(id int) (locker.Lock, error) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -164,6 +181,12 @@ func serveChild(ctx context.Context, h *Harness) {
 			}
 			watch(k, &a)
 			return a, nil
+		case "disturb":
+			r.Disturbance.on(net)
+			return a, nil
+		case "play":
+			s.play(ctx, l, *r.Role)
+			return a, nil
 		}
 		return a, fmt.Errorf("unknown operation %q", r.Op)
 	}
@@ -172,6 +195,10 @@ func serveChild(ctx context.Context, h *Harness) {
 		var r request
 		if err := in.Decode(&r); err != nil {
 			return
+		}
+		if r.Op == "rule" {
+			s.rule(*r.Ruling)
+			continue
 		}
 		go func() {
 			a, err := do(r)
@@ -194,6 +221,8 @@ type child struct {
 	mu      sync.Mutex
 	calls   int
 	answers map[int]chan answer
+	note    func(note) *ruling // of "play"
+	killed  bool
 }
 
 // child starts a process and waits until its Locker is open.
@@ -233,6 +262,14 @@ func (c *child) read(out io.Reader) {
 			continue // a print of go test, or of the program
 		}
 		c.mu.Lock()
+		if a.Note != nil {
+			take := c.note
+			c.mu.Unlock()
+			if reply := take(*a.Note); reply != nil {
+				_ = c.write(request{Op: "rule", Ruling: reply}) // it fails when the process is gone
+			}
+			continue
+		}
 		ch := c.answers[a.ID]
 		delete(c.answers, a.ID)
 		c.mu.Unlock()
@@ -271,13 +308,47 @@ func (c *child) send(r request) (id int, ch <-chan answer) {
 	r.ID = c.calls
 	c.mu.Unlock()
 	ch = c.expect(r.ID)
-	line, err := json.Marshal(r)
-	c.t.mustWork("the other process", err)
-	c.mu.Lock()
-	_, err = c.in.Write(append(line, '\n'))
-	c.mu.Unlock()
-	c.t.mustWork("the other process", err)
+	c.t.mustWork("the other process", c.write(r))
 	return r.ID, ch
+}
+
+func (c *child) write(r request) error {
+	line, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, err = c.in.Write(append(line, '\n'))
+	return err
+}
+
+// play has the process take part in a history. It ends when its clients do, or when
+// it is killed.
+func (c *child) play(r role, take func(note) *ruling) (done <-chan struct{}) {
+	c.mu.Lock()
+	c.note = take
+	c.mu.Unlock()
+	_, ch := c.send(request{Op: "play", Role: &r})
+	return c.t.start(func() {
+		select {
+		case a := <-ch:
+			c.t.must(a.Err == "", "a good end of the other process's part", "%s", a.Err)
+		case <-c.exited:
+			c.mu.Lock()
+			killed := c.killed
+			c.mu.Unlock()
+			if !killed {
+				c.t.mustWork("the other process", fmt.Errorf("it ended: %v\n%s", c.cmd.ProcessState, &c.stderr))
+			}
+		}
+	})
+}
+
+// disturb does something to the network of the process, and returns when it is done.
+func (c *child) disturb(d disturbance) {
+	_, ch := c.send(request{Op: "disturb", Disturbance: &d})
+	c.await(ch)
 }
 
 // acquire lets the process acquire key, and waits until it has.
@@ -298,6 +369,9 @@ func (c *child) resume() { c.t.mustWork("SIGCONT", resumeProcess(c.cmd.Process))
 
 // kill ends the process as a crash does, and waits until it is gone.
 func (c *child) kill() {
+	c.mu.Lock()
+	c.killed = true
+	c.mu.Unlock()
 	_ = c.cmd.Process.Kill()
 	<-c.exited
 }

@@ -199,7 +199,7 @@ func stoppedProcess(t *trial) {
 	c.stop()
 	next := w.served(old.ttl + prompt)
 	t.pass(t.ttl / 4)
-	resumed := now()
+	resumed := machineClock()
 	c.resume()
 	seen := c.await(watched)
 	t.figure("told after SIGCONT", seen.LostAt-resumed)

@@ -1,0 +1,228 @@
+package conformance
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// archive keeps what the clients of a history were told, and the registers.
+type archive struct {
+	mu        sync.Mutex
+	claims    map[claimID]*claimed
+	registers map[string]*register
+	broken    []string
+	held      int
+	failed    int
+	stale     int
+	fenced    int
+	writes    int
+}
+
+type claimID struct{ process, client, attempt int }
+
+// claimed is one acquire and, if it was granted, the claim that followed.
+type claimed struct {
+	claimID
+	key               string
+	asked, until      time.Duration
+	answered, granted time.Duration // 0: not
+	ended             time.Duration // 0: not
+	lost              bool
+	deadline          time.Duration // the last one that was told
+	token             uint64
+	outlived          time.Duration // when Err was nil after the Deadline
+}
+
+// register is data that clients update under its key's lock.
+type register struct {
+	fence        uint64
+	value, loose int
+}
+
+// take records a note, and answers it if it asks the register.
+func (a *archive) take(n note) *ruling {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	id := claimID{n.Process, n.Client, n.Attempt}
+	c := a.claims[id]
+	if c == nil {
+		if a.claims == nil {
+			a.claims = make(map[claimID]*claimed)
+		}
+		c = &claimed{claimID: id, key: n.Key}
+		a.claims[id] = c
+	}
+	if n.Deadline != 0 {
+		c.deadline = n.Deadline
+	}
+	switch n.What {
+	case noteAsk:
+		c.asked, c.until = n.At, n.Until
+	case noteGot:
+		c.answered, c.granted, c.token = n.At, n.At, n.Token
+	case noteRefused:
+		c.answered = n.At
+		if n.Held {
+			a.held++
+		} else {
+			a.failed++
+		}
+	case noteAlive:
+		if n.At > n.Deadline {
+			c.outlived = n.At
+		}
+	case noteLost:
+		c.lost = true
+		c.end(n.At)
+	case noteRelease:
+		c.end(n.At)
+	case noteBroken:
+		a.broken = append(a.broken, fmt.Sprintf("%v: %s", c, n.Text))
+	case noteRead, noteWrite:
+		return a.rule(c, n)
+	}
+	return nil
+}
+
+// end ends the claim, if it has not ended yet.
+func (c *claimed) end(at time.Duration) {
+	if c.ended == 0 {
+		c.ended = min(at, c.deadline)
+	}
+}
+
+func (c *claimed) String() string {
+	return fmt.Sprintf("process %d, client %d, attempt %d on %s (token %d)", c.process, c.client, c.attempt, c.key, c.token)
+}
+
+// rule serves the register of a key. A read lifts the fence, too: what was written on
+// the strength of an older one would overwrite unseen what the reader does.
+func (a *archive) rule(c *claimed, n note) *ruling {
+	r := a.registers[n.Key]
+	if r == nil {
+		r = &register{}
+		a.registers[n.Key] = r
+	}
+	reply := &ruling{Client: n.Client, OK: n.Token >= r.fence}
+	if reply.OK {
+		r.fence = n.Token
+	} else {
+		a.fenced++
+	}
+	if n.What == noteWrite {
+		if n.Loose != r.loose+1 {
+			a.stale++
+		}
+		r.loose = n.Loose
+		if reply.OK {
+			a.writes++
+			if n.Value != r.value+1 {
+				a.broken = append(a.broken, fmt.Sprintf("%v: wrote %d over %d through the fence: an update is lost", c, n.Value, r.value))
+			}
+			r.value = n.Value
+		}
+	}
+	reply.Value, reply.Loose = r.value, r.loose
+	return reply
+}
+
+// killed notes that a process has come to its end.
+func (a *archive) killed(process int, at time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range a.claims {
+		if c.process == process {
+			if c.granted != 0 {
+				c.end(at)
+			} else if c.answered == 0 {
+				c.answered = at
+			}
+		}
+	}
+}
+
+// check judges what was recorded.
+func (a *archive) check(stops []span) *HistoryResult {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	res := &HistoryResult{
+		Held: a.held, Failures: a.failed, Writes: a.writes, Fenced: a.fenced, Stale: a.stale,
+		Violations: a.broken,
+	}
+	broken := func(format string, args ...any) {
+		res.Violations = append(res.Violations, fmt.Sprintf(format, args...))
+	}
+	byKey := make(map[string][]*claimed)
+	for _, c := range a.claims {
+		if c.granted != 0 {
+			res.Grants++
+			if c.ended == 0 {
+				c.ended = c.deadline
+			}
+			byKey[c.key] = append(byKey[c.key], c)
+		}
+		if c.lost {
+			res.Losses++
+		}
+		if c.outlived != 0 {
+			broken("%v: Err was nil %v after its Deadline", c, c.outlived-c.deadline)
+		}
+		if late := c.answered - c.until; late > prompt && !stood(c.process, c.asked, c.answered, stops) {
+			broken("%v: answered %v after the end of its context", c, late)
+		}
+		if c.answered == 0 {
+			broken("%v: never answered", c)
+		}
+	}
+	for _, claims := range byKey {
+		overlaps(claims, broken)
+		tokensRise(claims, broken)
+	}
+	slices.Sort(res.Violations)
+	return res
+}
+
+// stood reports whether the process stood still, or a server, at any time of it.
+func stood(process int, from, to time.Duration, stops []span) bool {
+	for _, s := range stops {
+		if (s.process == process || s.process == 0) && s.from < to && from < s.to {
+			return true
+		}
+	}
+	return false
+}
+
+// overlaps looks for two claims at the same time.
+func overlaps(claims []*claimed, broken func(string, ...any)) {
+	slices.SortFunc(claims, func(x, y *claimed) int { return cmp.Compare(x.granted, y.granted) })
+	var last *claimed // the claim that ends last
+	for _, c := range claims {
+		if last != nil && c.granted < last.ended && c.granted < c.ended {
+			broken("two holders for %v: %v, and %v", min(last.ended, c.ended)-c.granted, last, c)
+		}
+		if last == nil || c.ended > last.ended {
+			last = c
+		}
+	}
+}
+
+// tokensRise compares each claim's token with those that were told before it was
+// asked for.
+func tokensRise(claims []*claimed, broken func(string, ...any)) {
+	asked := slices.SortedFunc(slices.Values(claims), func(x, y *claimed) int { return cmp.Compare(x.asked, y.asked) })
+	var top *claimed // the largest token of those told so far
+	told := 0        // claims are in the order in which they were told
+	for _, c := range asked {
+		for ; told < len(claims) && claims[told].granted < c.asked; told++ {
+			if top == nil || claims[told].token > top.token {
+				top = claims[told]
+			}
+		}
+		if top != nil && c.token <= top.token {
+			broken("a token that does not rise: %v, after %v", c, top)
+		}
+	}
+}

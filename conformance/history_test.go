@@ -1,0 +1,82 @@
+package conformance_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/conformance"
+)
+
+// history runs one on a world of its own, in a bubble.
+func history(t *testing.T, seed uint64, set func(*world)) *conformance.HistoryResult {
+	t.Helper()
+	var result *conformance.HistoryResult
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		w.server = newServer()
+		if set != nil {
+			set(w)
+		}
+		var err error
+		result, err = conformance.History(t.Context(), w.harness(), conformance.HistoryConfig{Seed: seed, KillServer: true})
+		require.NoError(t, err)
+		time.Sleep(time.Minute) // what a Locker has given up on comes to its end
+		w.server.stop()
+	})
+	return result
+}
+
+func TestHistory_ofACorrectLockHasNoViolation(t *testing.T) {
+	for seed := range uint64(20) {
+		r := history(t, seed, nil)
+		require.Empty(t, r.Violations, "%v", r)
+		require.Greater(t, r.Grants, 20, "%v", r)
+		require.NotEmpty(t, r.Faults)
+	}
+}
+
+// Locks that programs have had instead of one.
+var controls = map[string]func(*world){
+	"no lock": func(w *world) { w.apart = true },
+	"release that deletes whatever is there": func(w *world) {
+		w.release = func(ctx context.Context, g *grant) error {
+			h, _ := g.c.Inspect(ctx, g.req.Key)
+			_, _ = g.c.ForceRelease(ctx, g.req.Key, h.Holder)
+			return nil
+		}
+	},
+	"look, then take": func(w *world) {
+		w.attempt = func(ctx context.Context, c *client, req locker.Request, next attempt) (locker.Grant, error) {
+			h, _ := c.Inspect(ctx, req.Key)
+			if h.Holder != "" {
+				return nil, &locker.HeldError{Key: req.Key, Holder: h.Holder, Remaining: h.Remaining}
+			}
+			<-w.server.busy // another request is served between the two steps
+			time.Sleep(time.Millisecond)
+			w.server.busy <- struct{}{}
+			if h, _ = c.Inspect(ctx, req.Key); h.Holder != "" {
+				_, _ = c.ForceRelease(ctx, req.Key, h.Holder) // SET without NX
+			}
+			return next(req)
+		}
+	},
+}
+
+func TestHistory_catchesControls(t *testing.T) {
+	for name, set := range controls {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(5) {
+				if r := history(t, seed, set); len(r.Violations) > 0 {
+					t.Logf("caught by seed %d: %s", seed, r.Violations[0])
+					return
+				}
+			}
+			t.Error("not caught by any of 5 seeds")
+		})
+	}
+}
