@@ -139,9 +139,9 @@ func (c *player) round(ctx context.Context) {
 	if c.rng.IntN(4) == 0 {
 		opts = append(opts, locker.WithoutRenewal())
 	}
-	work := c.upTo(0.3)
-	if c.rng.IntN(5) == 0 {
-		work = c.upTo(1.5)
+	work := c.upTo(0.4)
+	if c.rng.IntN(3) == 0 {
+		work = c.upTo(2)
 	}
 	k, n := c.acquire(ctx, acquire, c.Keys[c.rng.IntN(len(c.Keys))], c.TTL/10+c.upTo(2.5), opts...)
 	if k == nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-locker/locker"
 	"github.com/go-locker/locker/conformance"
+	"github.com/go-locker/locker/internal/testenv"
 )
 
 // history runs one on a world of its own, in a bubble.
@@ -78,5 +79,28 @@ func TestHistory_catchesControls(t *testing.T) {
 			}
 			t.Error("not caught by any of 5 seeds")
 		})
+	}
+}
+
+func TestHistory_onRedis(t *testing.T) {
+	srv, err := testenv.StartRedis(t.Context(), &testenv.RedisConfig{AppendOnly: true})
+	if testenv.Skippable(err) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, srv.Stop()) })
+	h := harnessOf(srv.URL())
+	h.TTL = 500 * time.Millisecond
+	h.Server = &conformance.Server{
+		Pause:   func(context.Context) error { return srv.Pause() },
+		Resume:  func(context.Context) error { return srv.Resume() },
+		Kill:    func(context.Context) error { return srv.Kill() },
+		Restart: srv.Restart,
+	}
+	for seed := range uint64(3) {
+		r, err := conformance.History(t.Context(), h, conformance.HistoryConfig{Seed: seed, KillServer: true})
+		require.NoError(t, err)
+		t.Log(r)
+		require.Empty(t, r.Violations)
 	}
 }

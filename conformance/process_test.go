@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-locker/locker"
 	"github.com/go-locker/locker/conformance"
+	"github.com/go-locker/locker/conformance/faultnet"
 	"github.com/go-locker/locker/internal/testenv"
 	_ "github.com/go-locker/locker/redislock"
 )
@@ -34,7 +35,10 @@ func TestMain(m *testing.M) {
 func harnessOf(url string) conformance.Harness {
 	return conformance.Harness{
 		Open: func(ctx context.Context) (locker.Locker, error) { return locker.Open(ctx, url) },
-		Env:  []string{urlEnv + "=" + url},
+		OpenVia: func(ctx context.Context, net *faultnet.Network) (locker.Locker, error) {
+			return locker.OpenWith(ctx, url, &locker.OpenConfig{Dial: net.Dial})
+		},
+		Env: []string{urlEnv + "=" + url},
 	}
 }
 
