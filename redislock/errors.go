@@ -80,14 +80,19 @@ func (b *backend) failed(err error) error {
 	if b.isPermanent(err) {
 		return locker.Permanent(err)
 	}
-	if _, answered := serverError(err); !answered {
-		b.examiner.unanswered()
-	}
-	b.lookForMasters(err)
+	b.notice(err)
 	if !mayHaveRun(err) {
 		return locker.NoEffect(err)
 	}
 	return err
+}
+
+// notice draws conclusions about the servers from an error.
+func (b *backend) notice(err error) {
+	if _, answered := serverError(err); !answered {
+		b.examiner.unanswered()
+	}
+	b.lookForMasters(err)
 }
 
 // serverError returns the text of an error that the server replied with.

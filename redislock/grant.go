@@ -151,7 +151,8 @@ func (b *backend) set(ttl time.Duration, reply any, unsafe, err error) (locker.L
 		return locker.Lease{}, err
 	}
 	if unsafe != nil {
-		return locker.Lease{}, b.failed(unsafe)
+		b.notice(unsafe)
+		return locker.Lease{}, unsafe // not marked: the key has its new life
 	}
 	return lease(ttl), nil
 }
