@@ -261,7 +261,7 @@ type LossPusher interface {
 	OnLoss(report func(key, owner string, err error))
 }
 
-// Inspector is implemented by backends that can show a key to an operator. The
+// Inspector is implemented by backends that can show keys to an operator. The
 // Locker that New returns implements it too, and passes it through.
 type Inspector interface {
 	// Inspect shows the holder of key; a zero Holding means that it is free. It is
@@ -273,6 +273,20 @@ type Inspector interface {
 	// may have been done. The grant that this breaks is lost: its holder hears of
 	// it by push, or at the next renewal, and not before.
 	ForceRelease(ctx context.Context, key, holder string) (bool, error)
+
+	// List calls yield for every held key, named as for Inspect, in any order, until
+	// yield returns false: the error is nil then, as it is after the last key. yield
+	// runs on the caller's goroutine, while List holds no mutex, and may use the
+	// Locker.
+	//
+	// It is not a snapshot. A key that one grant holds from the beginning to the end
+	// is shown, by some stores more than once. One that is taken or freed meanwhile
+	// may be missing, or be free by now. What is no lock, but looks like one in the
+	// store, is shown too.
+	//
+	// It changes nothing and blocks for as many requests as it takes; the end of ctx
+	// stops it before the next one. Its memory does not grow with the number of keys.
+	List(ctx context.Context, yield func(key string, h Holding) bool) error
 }
 
 // Holding is what a store shows of a held key.

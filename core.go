@@ -171,6 +171,14 @@ func (c *core) ForceRelease(ctx context.Context, key, holder string) (bool, erro
 	return done, c.fail("force release", key, err)
 }
 
+// List implements Inspector.
+func (c *core) List(ctx context.Context, yield func(string, Holding) bool) error {
+	if c.inspector == nil {
+		return c.fail("list", "", ErrUnsupported)
+	}
+	return c.fail("list", "", c.inspector.List(ctx, yield))
+}
+
 func (c *core) inspectable(key string) error {
 	if c.inspector == nil {
 		return ErrUnsupported

@@ -89,6 +89,7 @@ func TestLocker_withoutInspectorOrExtenderSaysSo(t *testing.T) {
 	require.ErrorIs(t, err, locker.ErrUnsupported)
 	_, err = l.(locker.Inspector).ForceRelease(t.Context(), "k", "x")
 	require.ErrorIs(t, err, locker.ErrUnsupported)
+	require.ErrorIs(t, l.(locker.Inspector).List(t.Context(), nil), locker.ErrUnsupported)
 	k := acquire(t, l, "k")
 	require.ErrorIs(t, k.Extend(t.Context(), time.Hour), locker.ErrUnsupported)
 	require.NoError(t, k.Extend(t.Context(), k.TTL()), "its own TTL is a renewal")

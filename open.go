@@ -2,6 +2,7 @@ package locker
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net"
 	"net/url"
@@ -23,7 +24,8 @@ type OpenConfig struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// Opener opens the Locker that a URL describes. cfg carries what was given to
+// Opener opens the Locker that a URL describes. u.Host is a list, "a:1,b:2", if the
+// URL names several hosts. cfg carries what was given to
 // OpenWith, and what was taken from the URL's query already; a parameter that the
 // opener does not know is ErrInvalid. Its errors must not contain the URL's user or
 // password.
@@ -38,9 +40,11 @@ var openers struct {
 
 // knownSchemes lets the error for a scheme whose package is not imported name it.
 var knownSchemes = map[string]string{
-	"mem":    "github.com/go-locker/locker/memlock",
-	"redis":  "github.com/go-locker/locker/redislock",
-	"rediss": "github.com/go-locker/locker/redislock",
+	"mem":            "github.com/go-locker/locker/memlock",
+	"redis":          "github.com/go-locker/locker/redislock",
+	"rediss":         "github.com/go-locker/locker/redislock",
+	"redis-cluster":  "github.com/go-locker/locker/redislock",
+	"redis-sentinel": "github.com/go-locker/locker/redislock",
 }
 
 // Register makes a scheme known to Open. Backends call it from init; a second
@@ -79,7 +83,7 @@ func OpenWith(ctx context.Context, rawURL string, cfg *OpenConfig) (Locker, erro
 }
 
 func open(ctx context.Context, rawURL string, cfg OpenConfig) (Locker, error) {
-	u, err := url.Parse(rawURL)
+	u, err := parse(rawURL)
 	if err != nil {
 		// The error's text repeats the URL, with the password in it.
 		return nil, invalidf("the URL cannot be parsed: it begins with a scheme such as redis://, " +
@@ -106,6 +110,32 @@ func open(ctx context.Context, rawURL string, cfg OpenConfig) (Locker, error) {
 		return nil, invalidf("scheme %q needs the import _ %q", u.Scheme, pkg)
 	}
 	return nil, invalidf("unknown scheme %q, known here: %s", u.Scheme, strings.Join(schemes, ", "))
+}
+
+// parse is url.Parse for URLs that may list several hosts, which it refuses:
+// "scheme://user@a:1,b:2/path". Each has to be a host that it takes.
+func parse(rawURL string) (*url.URL, error) {
+	scheme, rest, found := strings.Cut(rawURL, "://")
+	end := strings.IndexAny(rest+"/", "/?#")
+	start := strings.LastIndexByte(rest[:end], '@') + 1
+	if !found || !strings.Contains(rest[start:end], ",") {
+		return url.Parse(rawURL)
+	}
+	before, after := scheme+"://"+rest[:start], rest[end:]
+	var u *url.URL
+	var hosts []string
+	for host := range strings.SplitSeq(rest[start:end], ",") {
+		var err error
+		if u, err = url.Parse(before + host + after); err != nil {
+			return nil, err
+		}
+		if u.Hostname() == "" {
+			return nil, errors.New("an empty host in a list")
+		}
+		hosts = append(hosts, u.Host)
+	}
+	u.Host = strings.Join(hosts, ",")
+	return u, nil
 }
 
 // takeConfig moves the parameters that every backend has from u to cfg.

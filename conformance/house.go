@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 const (
 	ruleClose = "Close refuses new acquires, ends waiters (ErrClosed), closes Done of live grants (ErrLost, reason closed), waits for their holders' Release until ctx ends, then releases the rest."
+	ruleList  = "List shows every key that is held, by its name and with its holder, while others take and release; it stops when it is told to, or with ctx."
 	ruleLeaks = "No goroutine, connection, lease, subscription or map entry outlives its use."
 )
 
@@ -36,6 +38,12 @@ var houseCases = []Case{{
 }, {
 	ID: "House/goroutines", Rule: ruleLeaks, Cites: []string{"C36"},
 	run: goroutinesEnd,
+}, {
+	ID: "House/list", Rule: ruleList, Needs: locker.CapInspect,
+	run: listShowsWhatIsHeld,
+}, {
+	ID: "House/list-stops", Rule: ruleList, Needs: locker.CapInspect,
+	run: listStops,
 }, {
 	ID: "House/many-locks", Rule: "Bounded resources per locker: no goroutine per held lock.", Cites: []string{"C132"},
 	run: manyLocks,
@@ -232,6 +240,76 @@ func (t *trial) wantGoroutines(most int) {
 		return n <= most
 	})
 	t.want(ok, fmt.Sprintf("at most %d goroutines", most), "%d goroutines:\n%s", n, stacks())
+}
+
+// listed is what l lists of the trial's own keys.
+func (t *trial) listed(l locker.Locker) map[string]locker.Holding {
+	seen := make(map[string]locker.Holding)
+	err := t.inspector(l).List(t.ctx, func(key string, h locker.Holding) bool {
+		if strings.HasPrefix(key, t.name) {
+			seen[key] = h
+		}
+		return true
+	})
+	t.must(err == nil, "nil", "List: %v", err)
+	return seen
+}
+
+func listShowsWhatIsHeld(t *trial) {
+	l := t.open()
+	var held []locker.Lock
+	for _, text := range []string{"*", "?", "[a]", "{a}", "a}b", `\`, "a:fence", "ä b"} {
+		held = append(held, t.take(l, t.named(text), locker.WithTTL(long), locker.WithLabel(text)))
+	}
+	for range 100 {
+		held = append(held, t.take(l, t.key(), locker.WithTTL(long)))
+	}
+	free, over := t.take(l, t.key()), t.take(l, t.key(), locker.WithoutRenewal())
+	t.release(free)
+	t.wantLost(over, over.TTL()+prompt)
+	t.wantFree(over.Key())
+
+	view := t.inspector(t.bystander())
+	seen := t.listed(t.bystander())
+	for _, k := range held {
+		h, ok := seen[k.Key()]
+		t.want(ok, "every key that is held", "%q is not listed", k.Key())
+		one, err := view.Inspect(t.ctx, k.Key())
+		t.want(err == nil && h.Holder == one.Holder && h.Token == one.Token, "what Inspect shows", "%+v, Inspect: %+v, %v", h, one, err)
+		t.want(h.Remaining > 0 && h.Remaining <= long, "what remains of the lease", "%v", h.Remaining)
+	}
+	t.want(len(seen) == len(held), "no other keys", "%d keys, %d held", len(seen), len(held))
+	for _, k := range held {
+		t.release(k)
+	}
+	t.want(len(t.listed(t.bystander())) == 0, "no key when all are released", "some")
+}
+
+func listStops(t *trial) {
+	l := t.open()
+	for range 5 {
+		t.take(l, t.key(), locker.WithTTL(long))
+	}
+	view := t.inspector(t.bystander())
+	calls := 0
+	listing := t.start(func() {
+		err := view.List(t.ctx, func(string, locker.Holding) bool {
+			calls++
+			t.release(t.take(l, t.key())) // the store is not locked meanwhile
+			return false
+		})
+		t.want(err == nil, "nil: it was told to stop", "List: %v", err)
+	})
+	t.must(within(listing, 2*prompt), "an end of List", "it goes on")
+	t.want(calls == 1, "no call after yield returned false", "%d calls", calls)
+
+	ctx, cancel := context.WithCancel(t.ctx)
+	cancel()
+	err := view.List(ctx, func(string, locker.Holding) bool {
+		t.fail("a call of yield", "none under a context that has ended")
+		return true
+	})
+	t.wantError(err, context.Canceled)
 }
 
 func manyLocks(t *trial) {

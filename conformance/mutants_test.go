@@ -507,6 +507,28 @@ var mutants = []mutant{
 			})(l, n)
 		}
 	}},
+	{"list-of-names-in-the-store", "House/list", func(w *world) {
+		w.list = func(ctx context.Context, yield func(string, locker.Holding) bool, next listing) error {
+			return next(ctx, func(key string, h locker.Holding) bool { return yield("app:"+key, h) })
+		}
+	}},
+	{"list-of-the-first-page", "House/list", func(w *world) {
+		w.list = func(ctx context.Context, yield func(string, locker.Holding) bool, next listing) error {
+			n := 0
+			return next(ctx, func(key string, h locker.Holding) bool {
+				n++
+				return yield(key, h) && n < 10
+			})
+		}
+	}},
+	{"list-does-not-stop", "House/list-stops", func(w *world) {
+		w.list = func(ctx context.Context, yield func(string, locker.Holding) bool, next listing) error {
+			return next(context.WithoutCancel(ctx), func(key string, h locker.Holding) bool {
+				yield(key, h)
+				return true
+			})
+		}
+	}},
 	{"goroutine-per-lock", "House/many-locks", func(w *world) {
 		w.locker = func(l locker.Locker, n int) locker.Locker {
 			return locks(func(k locker.Lock, _ locker.Locker) locker.Lock {

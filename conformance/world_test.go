@@ -30,6 +30,7 @@ type world struct {
 	extend  func(ctx context.Context, g *grant, ttl time.Duration) (locker.Lease, error)
 	release func(ctx context.Context, g *grant) error
 	token   func(c *client, g *grant) uint64
+	list    func(ctx context.Context, yield func(string, locker.Holding) bool, next listing) error
 	deaf    bool // waiters in the store's line do not hear of their turn
 	leave   func(ctx context.Context, p *place) error
 	unsaid  bool // losses are not pushed
@@ -39,6 +40,8 @@ type world struct {
 	// locker wraps the Locker of the nth client, from 0.
 	locker func(l locker.Locker, n int) locker.Locker
 }
+
+type listing func(context.Context, func(string, locker.Holding) bool) error
 
 type attempt func(locker.Request) (locker.Grant, error)
 
@@ -217,6 +220,14 @@ func (c *client) Inspect(ctx context.Context, key string) (locker.Holding, error
 
 func (c *client) ForceRelease(ctx context.Context, key, holder string) (bool, error) {
 	return c.inner.(locker.Inspector).ForceRelease(ctx, c.storeKey(key), holder)
+}
+
+func (c *client) List(ctx context.Context, yield func(string, locker.Holding) bool) error {
+	next := c.inner.(locker.Inspector).List
+	if c.w.list != nil {
+		return c.w.list(ctx, yield, next)
+	}
+	return next(ctx, yield)
 }
 
 func (c *client) Close(context.Context) error {

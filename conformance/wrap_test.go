@@ -53,6 +53,10 @@ func (w wrapped) ForceRelease(ctx context.Context, key, holder string) (bool, er
 	return w.Locker.(locker.Inspector).ForceRelease(ctx, key, holder)
 }
 
+func (w wrapped) List(ctx context.Context, yield func(string, locker.Holding) bool) error {
+	return w.Locker.(locker.Inspector).List(ctx, yield)
+}
+
 // lockers makes a hook for world.locker.
 func lockers(wrap func(l locker.Locker, n int) wrapped) func(locker.Locker, int) locker.Locker {
 	return func(l locker.Locker, n int) locker.Locker { return wrap(l, n) }

@@ -109,12 +109,8 @@ func (b *backend) Inspect(_ context.Context, key string) (locker.Holding, error)
 	if e == nil {
 		return locker.Holding{}, nil
 	}
-	now := b.s.now()
-	if b.s.settle(e, now); e.owner == "" {
-		return locker.Holding{}, nil
-	}
-	he := e.held(now)
-	return locker.Holding{Holder: he.Holder, Remaining: he.Remaining, Token: e.token}, nil
+	h, _ := b.s.holding(e)
+	return h, nil
 }
 
 // ForceRelease implements locker.Inspector.
@@ -136,6 +132,22 @@ func (b *backend) ForceRelease(_ context.Context, key, holder string) (bool, err
 		lost(key, owner, &locker.LostError{Reason: locker.ReasonExpired})
 	}
 	return true, nil
+}
+
+// List implements locker.Inspector. It shows a key once, and looks at the map while
+// others change it, which Go defines as long as the looks themselves have the mutex.
+func (b *backend) List(ctx context.Context, yield func(string, locker.Holding) bool) error {
+	b.s.mu.Lock()
+	defer b.s.mu.Unlock()
+	for key, e := range b.s.entries {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if h, held := b.s.holding(e); held && !b.s.apart(func() bool { return yield(key, h) }) {
+			return nil
+		}
+	}
+	return ctx.Err()
 }
 
 // grant is one owner's hold on a key.

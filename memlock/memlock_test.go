@@ -239,3 +239,48 @@ func TestBackend_aRenewalNeverShortensAndAnExtendDoes(t *testing.T) { // H1
 		require.Equal(t, time.Second, shown.Remaining)
 	})
 }
+
+func TestList_whileOthersTakeAndRelease(t *testing.T) {
+	store := memlock.NewStore()
+	b := memlock.NewBackend(store)
+	kept := make(map[string]bool)
+	for i := range 100 {
+		key := fmt.Sprint("kept ", i)
+		_, err := b.TryAcquire(t.Context(), locker.Request{Key: key, Owner: "x", TTL: time.Hour})
+		require.NoError(t, err)
+		kept[key] = true
+	}
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for n := range 4 {
+		wg.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				req := locker.Request{Key: fmt.Sprint(n, " ", i%500), Owner: "y", TTL: time.Hour}
+				if g, err := b.TryAcquire(context.Background(), req); err == nil && i%3 > 0 {
+					_ = g.Release(context.Background())
+				}
+			}
+		})
+	}
+	for range 50 {
+		seen := make(map[string]int)
+		require.NoError(t, b.(locker.Inspector).List(t.Context(), func(key string, h locker.Holding) bool {
+			seen[key]++
+			return true
+		}))
+		for key := range kept {
+			require.Equal(t, 1, seen[key])
+		}
+	}
+	close(stop)
+	wg.Wait()
+	require.Panics(t, func() { // and leaves the store usable
+		_ = b.(locker.Inspector).List(t.Context(), func(string, locker.Holding) bool { panic("in yield") })
+	})
+	require.NotZero(t, store.Len())
+}

@@ -90,6 +90,23 @@ func (s *Store) entry(key string) *entry {
 	return e
 }
 
+// holding shows an entry as it is now, if somebody holds it.
+func (s *Store) holding(e *entry) (h locker.Holding, held bool) {
+	now := s.now()
+	if s.settle(e, now); e.owner == "" {
+		return locker.Holding{}, false
+	}
+	he := e.held(now)
+	return locker.Holding{Holder: he.Holder, Remaining: he.Remaining, Token: e.token}, true
+}
+
+// apart runs f without the mutex, which the caller has.
+func (s *Store) apart(f func() bool) bool {
+	s.mu.Unlock()
+	defer s.mu.Lock()
+	return f()
+}
+
 // take gives the key to a request. The entry is free or reserved for it.
 func (s *Store) take(e *entry, req locker.Request, lost func(string, string, error)) *grant {
 	s.token++

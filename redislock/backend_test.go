@@ -370,7 +370,7 @@ func TestClose_endsTheClientOnlyIfOpenMadeIt(t *testing.T) {
 	require.NoError(t, rdb.Ping(t.Context()).Err())
 
 	own := connect(t, srv)
-	b, err := newBackend(own, "")
+	b, err := newBackend(own, &Config{})
 	require.NoError(t, err)
 	b.owned = own
 	require.NoError(t, b.Close(context.Background()))

@@ -15,6 +15,8 @@
 // Or by configuration, with this package imported for its side effect:
 //
 //	l, err := locker.Open(ctx, "redis://user:password@localhost:6379/0?prefix=app:&ttl=30s")
+//	l, err := locker.Open(ctx, "redis-cluster://node1:6379,node2:6379?prefix=app:")
+//	l, err := locker.Open(ctx, "redis-sentinel://sentinel1:26379,sentinel2:26379/mymaster?prefix=app:")
 //
 // # What is guaranteed
 //
@@ -63,9 +65,20 @@
 //   - ClusterOptions.ClusterStateReloadInterval: about a second, so that a new master
 //     is found soon.
 //
-// Open sets the first two on its own client, which Locker.Close closes. It does no
-// I/O: the first acquire connects. Its URL is the one of redis.ParseURL, with its
-// parameters, prefix and ttl; the schemes are redis and rediss (TLS).
+// Open sets the first two on its own client, which Locker.Close closes, and with
+// several servers a second for dial_timeout, read_timeout and write_timeout, unless
+// the URL does. It does no I/O: the first acquire connects. Its URLs are
+//
+//	redis://user:password@host:port/database       one server; rediss:// with TLS
+//	redis-cluster://user:password@host:port,…      some nodes of a cluster
+//	redis-sentinel://user:password@host:port,…/mastername/database
+//
+// The last one names sentinels; user and password are the servers', and the
+// sentinels' own are the parameters sentinel_username and sentinel_password. The
+// database can be left out. With several hosts, tls=true encrypts, and every
+// certificate has to be for the name that its server is dialled by, unless
+// tls_server_name says for which. Further parameters: prefix, ttl, and those of
+// redis.ParseURL, skip_verify among them. An unknown one is locker.ErrInvalid.
 //
 // Next to the client's connections there is one for wake-ups while somebody waits. It
 // does not count against the pool. It is checked every three seconds of silence, and
@@ -76,7 +89,8 @@
 // Errors are those of package locker. The driver's error stays reachable: errors.As
 // with redis.Error, errors.Is with redis.ErrPoolTimeout. These end a waiting Acquire
 // at once, because waiting does not cure them: NOPERM, NOAUTH, WRONGPASS, DENIED,
-// WRONGTYPE, an unknown command, a wrong database, a closed client, and MOVED where
+// WRONGTYPE, an unknown command, a wrong database, a closed client, a certificate
+// that cannot be verified, and MOVED where
 // the client is not a ClusterClient. All others are waited out, among them LOADING,
 // BUSY, CLUSTERDOWN, TRYAGAIN, READONLY, NOREPLICAS, MISCONF, OOM and everything about
 // connections. What happens to locks is told to locker.Config.Observer; requests can be
@@ -91,7 +105,7 @@
 //	ACL SETUSER locker on >secret ~app:* &app:* +eval +evalsha +get +set +del
 //	    +time +pttl +pexpire +publish +subscribe +unsubscribe +ping
 //
-// Without the channels (&app:*) or their commands locks work, and waiters go by the
+// For List it is scan as well. Without the channels (&app:*) or their commands locks work, and waiters go by the
 // clock. A user without scripts cannot take anything.
 //
 // # In Redis

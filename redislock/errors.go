@@ -1,13 +1,11 @@
 package redislock
 
 import (
-	"context"
+	"crypto/tls"
 	"errors"
-	"io"
 	"net"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/redis/go-redis/v9"
 
@@ -49,6 +47,9 @@ func (b *backend) isPermanent(err error) bool {
 	if errors.Is(err, redis.ErrClosed) {
 		return true // a closed client does not open again
 	}
+	if isUntrusted(err) {
+		return true
+	}
 	text, ok := serverError(err)
 	if !ok {
 		return false
@@ -79,12 +80,7 @@ func (b *backend) failed(err error) error {
 	if b.isPermanent(err) {
 		return locker.Permanent(err)
 	}
-	var network net.Error
-	if b.cluster != nil && (errors.As(err, &network) || isBroken(err)) {
-		// The driver learns of a dead master from redirections only, and the
-		// dead send none.
-		b.cluster.ReloadState(context.Background())
-	}
+	b.lookForMasters(err)
 	if !mayHaveRun(err) {
 		return locker.NoEffect(err)
 	}
@@ -113,16 +109,15 @@ func mayHaveRun(err error) bool {
 			return false
 		}
 	}
+	if isUntrusted(err) {
+		return false // commands come after the handshake
+	}
 	var op *net.OpError
 	return !(errors.As(err, &op) && op.Op == "dial")
 }
 
-// isBroken reports that the connection ended under a command.
-func isBroken(err error) bool {
-	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
-		if errors.Is(err, end) {
-			return true
-		}
-	}
-	return false
+// isUntrusted reports that the server's certificate was refused.
+func isUntrusted(err error) bool {
+	var untrusted *tls.CertificateVerificationError
+	return errors.As(err, &untrusted)
 }

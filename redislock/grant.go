@@ -5,8 +5,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/go-locker/locker"
 )
 
@@ -30,12 +28,12 @@ func (b *backend) TryAcquire(ctx context.Context, req locker.Request) (locker.Gr
 	}
 	g := &grant{b: b, key: req.Key, name: b.lock(req.Key), holder: req.Holder(), ttl: req.TTL}
 	slotted := b.slotted.Load()
-	reply, err := g.acquire(ctx, req.TTL)
+	reply, unsafe, err := g.acquire(ctx, req.TTL)
 	if err != nil && !slotted && isCrossSlot(err) {
 		// A client for one server, and the server is a cluster's node. It has
 		// refused the command as a whole.
 		b.slotted.Store(true)
-		reply, err = g.acquire(ctx, req.TTL)
+		reply, unsafe, err = g.acquire(ctx, req.TTL)
 	}
 	if err != nil {
 		if mayHaveRun(err) {
@@ -52,13 +50,17 @@ func (b *backend) TryAcquire(ctx context.Context, req locker.Request) (locker.Gr
 		return nil, held
 	}
 	g.token = token
+	if unsafe != nil {
+		return undoUnsafe(ctx, g, b.failed(unsafe))
+	}
 	return g, nil
 }
 
 // acquire sends the command once. Sent again, a first sending that is late could
 // take the key after the second one has given it back.
-func (g *grant) acquire(ctx context.Context, ttl time.Duration) (any, error) {
-	return g.b.run(ctx, acquireScript, []string{g.name, g.b.counter(g.name)}, g.holder, millis(ttl))
+func (g *grant) acquire(ctx context.Context, ttl time.Duration) (reply any, unsafe, err error) {
+	c := call{keys: []string{g.name, g.b.counter(g.name)}, args: []any{g.holder, millis(ttl)}}
+	return g.b.write(ctx, acquireScript, c, ttl)
 }
 
 // acquired reads the reply of acquire.lua.
@@ -128,14 +130,25 @@ func (b *backend) Extend(ctx context.Context, g locker.Grant, ttl time.Duration)
 }
 
 func (g *grant) set(ctx context.Context, ttl time.Duration, how string) (locker.Lease, error) {
-	reply, err := g.b.run(ctx, renewScript, []string{g.name}, g.holder, millis(ttl), how)
-	if err == nil {
-		err = mine(reply)
-	} else {
-		err = g.b.failed(err)
-	}
+	reply, unsafe, err := g.b.write(ctx, renewScript, g.setting(ttl, how), ttl)
+	return g.b.set(ttl, reply, unsafe, err)
+}
+
+// setting is the call of renew.lua that sets the grant's life.
+func (g *grant) setting(ttl time.Duration, how string) call {
+	return call{keys: []string{g.name}, args: []any{g.holder, millis(ttl), how}}
+}
+
+// set reads what renew.lua came to.
+func (b *backend) set(ttl time.Duration, reply any, unsafe, err error) (locker.Lease, error) {
 	if err != nil {
+		return locker.Lease{}, b.failed(err)
+	}
+	if err := mine(reply); err != nil {
 		return locker.Lease{}, err
+	}
+	if unsafe != nil {
+		return locker.Lease{}, b.failed(unsafe)
 	}
 	return lease(ttl), nil
 }
@@ -161,68 +174,62 @@ func foreign(g locker.Grant) error { return invalidf("a grant of type %T is not 
 func (b *backend) RenewAll(ctx context.Context, renewals []locker.Renewal, answer func(i int, l locker.Lease, err error)) {
 	batches := b.byNode(ctx, renewals, answer)
 	if len(batches) == 1 {
-		for _, batch := range batches {
-			b.renew(ctx, renewals, batch, answer)
+		for node, batch := range batches {
+			b.renew(ctx, node, renewals, batch, answer)
 		}
 		return
 	}
 	var wg sync.WaitGroup
-	for _, batch := range batches {
-		wg.Go(func() { b.renew(ctx, renewals, batch, answer) })
+	for node, batch := range batches {
+		wg.Go(func() { b.renew(ctx, node, renewals, batch, answer) })
 	}
 	wg.Wait()
 }
 
 // byNode divides the renewals, by their indices, among the nodes that serve them.
 // Those that are not for this backend are answered.
-func (b *backend) byNode(ctx context.Context, renewals []locker.Renewal, answer func(int, locker.Lease, error)) map[*redis.Client][]int {
-	batches := make(map[*redis.Client][]int)
+func (b *backend) byNode(ctx context.Context, renewals []locker.Renewal, answer func(int, locker.Lease, error)) map[pipeliner][]int {
+	batches := make(map[pipeliner][]int)
 	for i, r := range renewals {
 		g, ok := r.Grant.(*grant)
 		if !ok {
 			answer(i, locker.Lease{}, foreign(r.Grant))
 			continue
 		}
-		var node *redis.Client
-		if b.cluster != nil {
-			// An error leaves it to the pipeline to find the node, or to say why not.
-			node, _ = b.cluster.MasterForKey(ctx, g.name)
+		node, err := b.nodeOf(ctx, g.name)
+		if err != nil {
+			answer(i, locker.Lease{}, b.failed(err))
+			continue
 		}
 		batches[node] = append(batches[node], i)
 	}
 	return batches
 }
 
-// renew renews the batch, a part of the renewals given by its indices, in one
-// pipeline, and in a second one what the server's script cache did not serve.
-func (b *backend) renew(ctx context.Context, renewals []locker.Renewal, batch []int, answer func(int, locker.Lease, error)) {
-	for _, command := range []func(script, context.Context, []string, ...any) once{script.byName, script.bySource} {
-		cmds := make([]once, len(batch))
-		pipe := b.rdb.Pipeline()
-		for n, i := range batch {
-			g := renewals[i].Grant.(*grant)
-			cmds[n] = command(renewScript, ctx, []string{g.name}, g.holder, millis(renewals[i].TTL), "renew")
-			_ = pipe.Process(ctx, cmds[n])
-		}
-		_, _ = pipe.Exec(ctx) // its error is in the commands
-		var uncached []int
-		for n, i := range batch {
-			switch err := cmds[n].Err(); {
-			case isUncached(err):
-				uncached = append(uncached, i)
-			case err != nil:
-				answer(i, locker.Lease{}, b.failed(err))
-			default:
-				if err := mine(cmds[n].Val()); err != nil {
-					answer(i, locker.Lease{}, err)
-				} else {
-					answer(i, lease(renewals[i].TTL), nil)
-				}
-			}
-		}
-		if len(uncached) == 0 {
+// renew renews the batch, a part of the renewals given by its indices, on the node
+// that serves it.
+func (b *backend) renew(ctx context.Context, node pipeliner, renewals []locker.Renewal, batch []int, answer func(int, locker.Lease, error)) {
+	if b.replicas.want == 0 {
+		node = b.rdb // which follows redirections, and has the caller's hooks
+	}
+	calls := make([]call, len(batch))
+	shortest := locker.MaxTTL
+	for n, i := range batch {
+		calls[n] = renewals[i].Grant.(*grant).setting(renewals[i].TTL, "renew")
+		shortest = min(shortest, renewals[i].TTL)
+	}
+	var moved []int
+	b.runAll(ctx, node, renewScript, calls, shortest, func(n int, reply any, unsafe, err error) {
+		i := batch[n]
+		if b.cluster != nil && isRedirect(err) {
+			moved = append(moved, i)
 			return
 		}
-		batch = uncached
+		l, err := b.set(renewals[i].TTL, reply, unsafe, err)
+		answer(i, l, err)
+	})
+	for _, i := range moved {
+		l, err := renewals[i].Grant.Renew(ctx, renewals[i].TTL)
+		answer(i, l, err)
 	}
 }

@@ -10,6 +10,11 @@ import (
 // Inspect implements locker.Inspector. Redis does not show the token.
 func (b *backend) Inspect(ctx context.Context, key string) (locker.Holding, error) {
 	reply, err := b.run(ctx, inspectScript, []string{b.lock(key)})
+	return b.shown(reply, err)
+}
+
+// shown reads what inspect.lua came to.
+func (b *backend) shown(reply any, err error) (locker.Holding, error) {
 	if err != nil {
 		return locker.Holding{}, b.failed(err)
 	}

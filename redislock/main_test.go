@@ -49,13 +49,18 @@ func startWith(t testing.TB, cfg *testenv.RedisConfig) *testenv.Redis {
 func startCluster(t testing.TB) *testenv.Redis {
 	t.Helper()
 	srv := startServer(t, "cluster-enabled yes")
-	rdb := connect(t, srv)
+	addSlots(t, connect(t, srv))
+	return srv
+}
+
+// addSlots makes a cluster of one node.
+func addSlots(t testing.TB, rdb *redis.Client) {
+	t.Helper()
 	require.NoError(t, rdb.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, slots-1).Err())
 	require.Eventually(t, func() bool {
 		info, err := rdb.ClusterInfo(t.Context()).Result()
 		return err == nil && strings.Contains(info, "cluster_state:ok")
 	}, soon, 5*time.Millisecond)
-	return srv
 }
 
 // connect makes a client that the test's end closes. Options can be changed by
@@ -78,7 +83,7 @@ func connect(t testing.TB, srv *testenv.Redis, set ...func(*redis.Options)) *red
 // backendOn makes a backend that the test's end closes.
 func backendOn(t testing.TB, rdb redis.UniversalClient, prefix string) *backend {
 	t.Helper()
-	b, err := newBackend(rdb, prefix)
+	b, err := newBackend(rdb, &Config{Prefix: prefix})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close(context.Background())) })
 	return b

@@ -1,8 +1,10 @@
 package redislock
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
+	"unicode/utf8"
 )
 
 // names makes the names that the backend uses in Redis. The internal ones hold a
@@ -20,6 +22,21 @@ type names struct {
 
 // lock is the key that stands for a lock: what other clients lock by.
 func (n *names) lock(key string) string { return n.prefix + key }
+
+// key is the lock that name in Redis stands for, unless it is nobody's: an internal
+// name, of this prefix or of a longer one, or one that no key has.
+func (n *names) key(name string) (key string, ok bool) {
+	key, ok = strings.CutPrefix(name, n.prefix)
+	return key, ok && key != "" && len(key) <= maxKeyBytes && utf8.ValidString(key) && !strings.Contains(key, "\x00")
+}
+
+// maxKeyBytes is how long a locker.Locker's keys are at most.
+const maxKeyBytes = 512
+
+// escapeGlob makes a pattern that matches text and nothing else.
+func escapeGlob(text string) string { return globEscaper.Replace(text) }
+
+var globEscaper = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
 // channel is where the release of key is announced.
 func (n *names) channel(key string) string { return n.prefix + "\x00wake:" + key }

@@ -2,13 +2,24 @@ package redislock
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"math/big"
+	"net"
 	"net/url"
+	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/internal/testenv"
 )
 
 func TestOpen_takesPrefixAndTTLFromTheURL(t *testing.T) {
@@ -47,6 +58,30 @@ func TestOpen_refusesWhatItDoesNotKnowAndShowsNoSecrets(t *testing.T) {
 		"redis://user:hunter2@host/0?ttl=1ns":              "TTL",
 		"redis://user:6379#hunter2@host/0":                 "fragment",
 		"redis://us er:hunter2@host/0":                     "parsed",
+		"redis://user:hunter2@a,b/0":                       "several hosts",
+		"redis://user:hunter2@host/0?tls=true":             "query",
+		"redis://host/0?tls_server_name=hunter2":           "without TLS",
+		"redis://host/0?sentinel_password=hunter2":         "query",
+
+		"redis-cluster://user:hunter2@a,b/1":                "one database",
+		"redis-cluster://user:hunter2@a,b?db=1":             "one database",
+		"redis-cluster://user:hunter2@a,b/x":                "path",
+		"redis-cluster://user:hunter2@a,b?tls=hunter2":      "tls is true or false",
+		"redis-cluster://user:hunter2@a:hunter2:2":          "hosts",
+		"redis-cluster://user:x@a:1:2":                      "hosts",
+		"redis-cluster://user:hunter2@a,b?addr=c:1":         "query",
+		"redis-cluster://user:hunter2@a,b?read_only=true":   "query",
+		"redis-cluster://user:hunter2@a?prefix=a%00b":       "NUL",
+		"redis-cluster://a?sentinel_password=hunter2":       "query",
+		"redis-cluster://a#hunter2":                         "fragment",
+		"redis-sentinel://user:hunter2@a,b":                 "master's name",
+		"redis-sentinel://user:hunter2@a,b/":                "master's name",
+		"redis-sentinel://user:hunter2@a,b/main/x":          "path",
+		"redis-sentinel://user:hunter2@a,b/main/1/2":        "path",
+		"redis-sentinel://a/m?sentinel_pasword=hunter2":     "query",
+		"redis-sentinel://a/m?replica_only=true":            "query",
+		"redis-sentinel://a/m?master_name=n":                "query",
+		"redis-sentinel://a/m?tls_server_name=x&pw=hunter2": "query",
 	} {
 		l, err := locker.Open(t.Context(), raw)
 		require.ErrorIs(t, err, locker.ErrInvalid, raw)
@@ -66,5 +101,102 @@ func TestOpen_errorsOfTheServerShowNoSecrets(t *testing.T) {
 		require.ErrorContains(t, err, "WRONGPASS")
 		require.NotContains(t, err.Error(), "hunter2")
 		require.NoError(t, l.Close(context.Background()))
+	}
+}
+
+func TestOpen_readsTheURLsOfSeveralServers(t *testing.T) {
+	read := func(raw string, connect func(*url.URL, url.Values, dialer) (redis.UniversalClient, error)) redis.UniversalClient {
+		u, err := url.Parse(raw)
+		require.NoError(t, err)
+		if hosts := u.Query().Get("hosts"); hosts != "" {
+			u.Host = hosts // as locker.Open does it
+		}
+		query := u.Query()
+		query.Del("hosts")
+		rdb, err := connect(u, query, nil)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = rdb.Close() })
+		return rdb
+	}
+	o := read("redis-cluster://us%40er:pass@x?hosts=a,b:2,[::1],[::1]:4&pool_size=7&tls=true&skip_verify=true&read_timeout=3s", newCluster).(*redis.ClusterClient).Options()
+	require.Equal(t, []string{"a:6379", "b:2", "[::1]:6379", "[::1]:4"}, o.Addrs)
+	require.Equal(t, []any{"us@er", "pass", 7, 3 * time.Second}, []any{o.Username, o.Password, o.PoolSize, o.ReadTimeout})
+	require.True(t, o.TLSConfig.InsecureSkipVerify)
+	require.Empty(t, o.TLSConfig.ServerName)
+	require.True(t, o.ContextTimeoutEnabled)
+	require.True(t, o.DisableIdentity)
+	require.Equal(t, 1, o.DialerRetries)
+
+	o = read("redis-cluster://x/0?hosts=a&tls=true&tls_server_name=redis.example", newCluster).(*redis.ClusterClient).Options()
+	require.Equal(t, "redis.example", o.TLSConfig.ServerName)
+	require.False(t, o.TLSConfig.InsecureSkipVerify)
+	require.Equal(t, patience, o.ReadTimeout)
+	require.Nil(t, read("redis-cluster://x?tls=false", newCluster).(*redis.ClusterClient).Options().TLSConfig)
+
+	f := read("redis-sentinel://user:pass@x/main/3?hosts=a,b&sentinel_username=su&sentinel_password=sp", newFailover).(*redis.Client).Options()
+	require.Equal(t, []any{"user", "pass", 3, patience}, []any{f.Username, f.Password, f.DB, f.ReadTimeout})
+	require.True(t, f.ContextTimeoutEnabled)
+}
+
+// startTLS starts a Redis that speaks TLS, with a certificate of its own making, at
+// the address that is returned.
+func startTLS(t *testing.T, settings ...string) (srv *testenv.Redis, addr string) {
+	dir := t.TempDir()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	cert := &x509.Certificate{
+		SerialNumber: big.NewInt(1),
+		DNSNames:     []string{"redis.example"},
+		NotAfter:     time.Now().Add(time.Hour),
+	}
+	der, err := x509.CreateCertificate(rand.Reader, cert, cert, key.Public(), key)
+	require.NoError(t, err)
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	for name, block := range map[string]*pem.Block{
+		"cert.pem": {Type: "CERTIFICATE", Bytes: der},
+		"key.pem":  {Type: "PRIVATE KEY", Bytes: secret},
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(block), 0o600))
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr = l.Addr().String()
+	require.NoError(t, l.Close())
+	_, port, _ := net.SplitHostPort(addr)
+	return startServer(t, append(settings, "tls-port "+port, "tls-auth-clients no",
+		"tls-cert-file "+filepath.Join(dir, "cert.pem"), "tls-key-file "+filepath.Join(dir, "key.pem"),
+		"tls-ca-cert-file "+filepath.Join(dir, "cert.pem"))...), addr
+}
+
+func TestOpen_speaksTLSOverTheCallersDialer(t *testing.T) {
+	srv, addr := startTLS(t, "cluster-enabled yes", "tls-cluster yes")
+	addSlots(t, connect(t, srv))
+	for raw, fails := range map[string]bool{
+		"rediss://" + addr + "/0?skip_verify=true":            false,
+		"redis-cluster://" + addr + "?tls=true&skip_verify=1": false,
+		"rediss://" + addr:                      true, // nobody vouches for the certificate
+		"redis-cluster://" + addr + "?tls=true": true,
+		"redis-cluster://" + addr + "?tls=true&tls_server_name=redis.example": true,
+	} {
+		for _, own := range []bool{false, true} {
+			w := &wire{}
+			cfg := &locker.OpenConfig{}
+			if own {
+				cfg.Dial = w.dial
+			}
+			l, err := locker.OpenWith(t.Context(), raw, cfg)
+			require.NoError(t, err)
+			k, err := l.TryAcquire(t.Context(), "k")
+			if fails {
+				require.ErrorContains(t, err, "certificate", raw)
+			} else {
+				require.NoError(t, err, raw)
+				require.NoError(t, k.Release(t.Context()))
+			}
+			require.Equal(t, own, w.dials.Load() > 0, "the dialer that was given is used")
+			require.NoError(t, l.Close(context.Background()))
+			require.Zero(t, w.open())
+		}
 	}
 }

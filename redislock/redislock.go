@@ -7,6 +7,7 @@ import (
 	"io"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -25,6 +26,21 @@ type Config struct {
 	// Redis, byte for byte. It is valid UTF-8 without NUL, of at most 512 bytes.
 	// Clients of other libraries that are to take part have to use the same key.
 	Prefix string
+
+	// Replicas is how many replicas have to have acknowledged a grant before it is
+	// handed out, and a renewal before it counts, by WAIT. With fewer, the grant is
+	// undone and refused with a *ReplicasError, and the renewal is repeated until
+	// enough of them are back or the lock's Deadline is reached. Zero: none. A
+	// negative one, or one over 100, is locker.ErrInvalid, and so is a client other
+	// than a *redis.Client or a *redis.ClusterClient. See the package comment for
+	// how many to choose, and for what it does not give.
+	Replicas int
+
+	// ReplicaTimeout is how long the server waits for them, from 1 ms to a minute
+	// and less than the client's ReadTimeout; but for a third of the lock's TTL at
+	// most, and not past the end of the call's context. Zero: half a second, or half
+	// of the ReadTimeout if that is less. Without Replicas it has to be zero.
+	ReplicaTimeout time.Duration
 }
 
 // New returns a Locker on the server, or the servers, of rdb. It does no I/O and
@@ -40,13 +56,13 @@ func New(rdb redis.UniversalClient, cfg *Config) (locker.Locker, error) {
 	return locker.New(b, &cfg.Config)
 }
 
-// NewBackend returns the Backend of New, for wrapping it. Of cfg it uses Prefix
-// only. It does no I/O and never closes rdb. Bad settings are locker.ErrInvalid.
+// NewBackend returns the Backend of New, for wrapping it. Of cfg it uses all but the
+// embedded locker.Config. It does no I/O and never closes rdb. Bad settings are locker.ErrInvalid.
 func NewBackend(rdb redis.UniversalClient, cfg *Config) (locker.Backend, error) {
 	if cfg == nil {
 		cfg = &Config{}
 	}
-	return newBackend(rdb, cfg.Prefix)
+	return newBackend(rdb, cfg)
 }
 
 // backend implements locker.Backend. Next to what it shares with rdb it owns the
@@ -56,6 +72,10 @@ type backend struct {
 	rdb     redis.UniversalClient
 	cluster *redis.ClusterClient // rdb, if it is one
 
+	epoch  time.Time
+	looked atomic.Int64 // when lookForMasters did, since epoch; 0: never
+
+	replicas  replicas
 	deadlines bool // rdb was made with ContextTimeoutEnabled
 	listener  *listener
 	owned     io.Closer // the client, if Open made it
@@ -70,7 +90,8 @@ var (
 	_ locker.Closer       = (*backend)(nil)
 )
 
-func newBackend(rdb redis.UniversalClient, prefix string) (*backend, error) {
+func newBackend(rdb redis.UniversalClient, cfg *Config) (*backend, error) {
+	prefix := cfg.Prefix
 	switch v := reflect.ValueOf(rdb); {
 	case !v.IsValid(), v.Kind() == reflect.Pointer && v.IsNil():
 		return nil, invalidf("no Redis client")
@@ -81,15 +102,26 @@ func newBackend(rdb redis.UniversalClient, prefix string) (*backend, error) {
 	case strings.ContainsRune(prefix, 0):
 		return nil, invalidf("prefix %q contains a NUL byte", prefix)
 	}
-	b := &backend{rdb: rdb}
+	b := &backend{rdb: rdb, epoch: time.Now()}
 	b.prefix = prefix
+	var readTimeout time.Duration
 	switch c := rdb.(type) {
 	case *redis.Client:
 		b.deadlines = c.Options().ContextTimeoutEnabled
+		readTimeout = c.Options().ReadTimeout
 	case *redis.ClusterClient:
 		b.deadlines = c.Options().ContextTimeoutEnabled
+		readTimeout = c.Options().ReadTimeout
 		b.cluster = c
 		b.slotted.Store(true)
+	default:
+		if cfg.Replicas != 0 {
+			return nil, invalidf("replicas with a client of type %T, whose connections are not known", rdb)
+		}
+	}
+	var err error
+	if b.replicas, err = newReplicas(cfg, readTimeout); err != nil {
+		return nil, err
 	}
 	b.listener = newListener(b)
 	return b, nil

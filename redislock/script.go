@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"encoding/hex"
 	"fmt"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -81,6 +82,61 @@ func (b *backend) run(ctx context.Context, s script, keys []string, args ...any)
 		return nil, err
 	}
 	return cmd.Val(), nil
+}
+
+// call is one run of a script.
+type call struct {
+	keys   []string
+	args   []any
+	asking bool // of a node that takes over the slot
+}
+
+// pipeliner is a client, of all servers or of one.
+type pipeliner interface{ Pipeline() redis.Pipeliner }
+
+// runAll runs s for each of the calls, in one pipeline, and in a second one what the
+// server's script cache did not serve. Each call is answered once. If they write, for
+// leases of at least ttl, each pipeline ends with the wait for the replicas, and
+// unsafe is what write says of it; rdb has to be one server then. With a ttl of zero
+// they do not write.
+func (b *backend) runAll(ctx context.Context, rdb pipeliner, s script, calls []call, ttl time.Duration,
+	answer func(i int, reply any, unsafe, err error),
+) {
+	batch := make([]int, len(calls))
+	for i := range batch {
+		batch[i] = i
+	}
+	for _, command := range []func(script, context.Context, []string, ...any) once{script.byName, script.bySource} {
+		cmds := make([]once, len(batch))
+		pipe := rdb.Pipeline()
+		for n, i := range batch {
+			if calls[i].asking {
+				pipe.Do(ctx, "asking")
+			}
+			cmds[n] = command(s, ctx, calls[i].keys, calls[i].args...)
+			_ = pipe.Process(ctx, cmds[n])
+		}
+		var wait *once
+		if ttl > 0 {
+			if wait = b.replicas.wait(ctx, ttl); wait != nil {
+				_ = pipe.Process(ctx, wait)
+			}
+		}
+		_, _ = pipe.Exec(ctx) // its error is in the commands
+		unsafe := b.replicas.waited(wait)
+		var uncached []int
+		for n, i := range batch {
+			if err := cmds[n].Err(); isUncached(err) {
+				uncached = append(uncached, i)
+			} else {
+				answer(i, cmds[n].Val(), unsafe, err)
+			}
+		}
+		if len(uncached) == 0 {
+			return
+		}
+		batch = uncached
+	}
 }
 
 // isUncached reports that the server's script cache is empty: a restart, a

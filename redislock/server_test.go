@@ -294,6 +294,16 @@ func TestACL_documentedRuleSuffices(t *testing.T) { // C85
 	require.Empty(t, log, "nothing was refused on the way")
 }
 
+func TestACL_listNeedsScan(t *testing.T) { // C85
+	srv := startServer(t)
+	b := backendOn(t, connectAs(t, srv, documentedACL), "app:")
+	take(t, b, "k", time.Minute)
+	err := b.List(t.Context(), func(string, locker.Holding) bool { return true })
+	require.True(t, b.isPermanent(err), "%v", err)
+	b = backendOn(t, connectAs(t, srv, documentedACL+" +scan"), "app:")
+	require.Len(t, list(t, b), 1)
+}
+
 func TestACL_everyRightOfTheRuleIsNeeded(t *testing.T) {
 	srv := startServer(t)
 	admin := connect(t, srv)

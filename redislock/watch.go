@@ -269,7 +269,7 @@ func (l *listener) serve(s *session) (again bool) {
 			}
 			switch {
 			case silent >= deadAfter:
-				l.lost(errSilent)
+				l.lost(l.b.failed(errSilent))
 				return true
 			case silent == pingAfter:
 				_ = pubsub.Ping(s.ctx)

@@ -280,7 +280,7 @@ func TestWatch_closeOfTheBackendEndsEverything(t *testing.T) {
 		t.Run(fmt.Sprintf("frozen %v", frozen), func(t *testing.T) {
 			w := &wire{}
 			rdb := connect(t, srv, w.use)
-			b, err := newBackend(rdb, "")
+			b, err := newBackend(rdb, &Config{})
 			require.NoError(t, err)
 			watchOn(t, b, "k")
 			pending := make(chan error, 1)

@@ -1,33 +1,19 @@
 package testenv
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 )
 
-const (
-	// readyTimeout bounds a start whose ctx does not.
-	readyTimeout = 30 * time.Second
-
-	// stopGrace is what a server gets to end in an orderly way.
-	stopGrace = 5 * time.Second
-
-	// portTries bounds the search for a port that stays free until the server
-	// has bound it.
-	portTries = 10
-)
+// stopGrace is what a server gets to end in an orderly way.
+const stopGrace = 5 * time.Second
 
 // RedisConfig configures a private Redis. A nil *RedisConfig stands for the
 // defaults: nothing is kept on disk.
@@ -45,7 +31,8 @@ type RedisConfig struct {
 // Redis is one Redis server. It is safe for concurrent use.
 type Redis struct {
 	addr, url string
-	dir, exe  string // empty for a server that was given
+	dir       string   // empty for a server that was given
+	cmd       []string // how to start it, there
 
 	mu   sync.Mutex
 	proc *process // the last one started, nil after Stop
@@ -55,31 +42,25 @@ type Redis struct {
 // start only. Stop has to be called. If redis-server is not installed, the error
 // matches ErrNotInstalled.
 func StartRedis(ctx context.Context, cfg *RedisConfig) (*Redis, error) {
-	if err := context.Cause(ctx); err != nil {
-		return nil, err
-	}
-	exe, err := exec.LookPath("redis-server")
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNotInstalled, err)
-	}
 	if cfg == nil {
 		cfg = &RedisConfig{}
 	}
-	dir, err := os.MkdirTemp("", "locker-redis-")
-	if err != nil {
-		return nil, err
+	return startServer(ctx, cfg.lines())
+}
+
+// lines are the lines of redis.conf that the config stands for, followed by more and
+// by the config's own.
+func (cfg *RedisConfig) lines(more ...string) []string {
+	lines := []string{
+		`save ""`,
+		"rdb-del-sync-files yes", // nor does what was written for a replica stay
+		"repl-diskless-sync yes",
+		"repl-diskless-sync-delay 0", // no wait for more replicas
 	}
-	r := &Redis{dir: dir, exe: exe}
-	err = errPortTaken
-	for try := 0; try < portTries && errors.Is(err, errPortTaken); try++ {
-		if err = r.configure(cfg); err == nil {
-			err = r.launch(ctx)
-		}
+	if cfg.AppendOnly {
+		lines = append(lines, "appendonly yes", "appendfsync always")
 	}
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	return r, nil
+	return slices.Concat(lines, more, cfg.Settings)
 }
 
 // AnyRedis is for tests that do without Pause, Kill and Restart and share their
@@ -198,130 +179,4 @@ func (r *Redis) usable() error {
 		return ErrNotRunning
 	}
 	return nil
-}
-
-const logName = "redis.log"
-
-// configure chooses a port and writes redis.conf.
-func (r *Redis) configure(cfg *RedisConfig) error {
-	port, err := freePort()
-	if err != nil {
-		return err
-	}
-	r.addr = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-	r.url = "redis://" + r.addr + "/0"
-	lines := []string{
-		"bind 127.0.0.1",
-		"port " + strconv.Itoa(port),
-		`save ""`,
-	}
-	if cfg.AppendOnly {
-		lines = append(lines, "appendonly yes", "appendfsync always")
-	}
-	lines = append(lines, cfg.Settings...)
-	return os.WriteFile(filepath.Join(r.dir, "redis.conf"), []byte(strings.Join(lines, "\n")+"\n"), 0o600)
-}
-
-// errPortTaken: another process bound the port first.
-var errPortTaken = errors.New("port is taken")
-
-// launch starts the process and waits until it answers. On an error no process is
-// left.
-func (r *Redis) launch(ctx context.Context) error {
-	log, err := os.Create(filepath.Join(r.dir, logName))
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	cmd := exec.Command(r.exe, "redis.conf")
-	cmd.Dir = r.dir
-	cmd.Stdout, cmd.Stderr = log, log
-	proc, err := startProcess(cmd)
-	if err != nil {
-		return err
-	}
-	r.proc = proc
-	if err := r.awaitReady(ctx, proc); err != nil {
-		return errors.Join(fmt.Errorf("testenv: redis-server did not start: %w", err), proc.kill())
-	}
-	return nil
-}
-
-// awaitReady waits until the server says in its log that it has bound the port and
-// loaded its data, and then answers. The log is its own: an answer alone could come
-// from another server that took the port first.
-func (r *Redis) awaitReady(ctx context.Context, proc *process) error {
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
-	again := time.NewTicker(2 * time.Millisecond)
-	defer again.Stop()
-	for {
-		select {
-		case <-again.C:
-			if strings.Contains(r.log(), "Ready to accept connections") {
-				return r.Ping(ctx)
-			}
-		case <-ctx.Done():
-			return fmt.Errorf("%w; it said:\n%s", context.Cause(ctx), r.log())
-		case <-proc.exited:
-			log := r.log()
-			if strings.Contains(log, "Address already in use") {
-				return errPortTaken
-			}
-			return fmt.Errorf("it ended and said:\n%s", log)
-		}
-	}
-}
-
-// log is what the server's last process has said.
-func (r *Redis) log() string {
-	text, err := os.ReadFile(filepath.Join(r.dir, logName))
-	if err != nil {
-		return err.Error()
-	}
-	return string(text)
-}
-
-// freePort finds a port of 127.0.0.1 that nobody listens on. It keeps below the
-// ports that systems give to outgoing connections (Linux: from 32768), and by
-// 10,000 more, for the second port of a Redis in cluster mode. One of those could be
-// taken, while the server is down, by the very client that tries to reach it, and
-// Restart would fail.
-func freePort() (int, error) {
-	const lowest, count = 10_000, 12_000
-	var err error
-	for range portTries {
-		port := lowest + rand.IntN(count)
-		var l net.Listener
-		l, err = net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-		if err == nil {
-			return port, l.Close()
-		}
-	}
-	return 0, err
-}
-
-func ping(ctx context.Context, network, addr string) error {
-	conn, err := dial(ctx, network, addr)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	// A deadline in the past ends the exchange when ctx does.
-	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
-	if _, err := conn.Write([]byte("PING\r\n")); err != nil {
-		return err
-	}
-	answer, err := bufio.NewReader(conn).ReadString('\n')
-	if err != nil {
-		return errors.Join(context.Cause(ctx), err)
-	}
-	if strings.HasPrefix(answer, "-LOADING") {
-		return errors.New(strings.TrimSpace(answer[1:]))
-	}
-	return nil
-}
-
-func dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	return new(net.Dialer).DialContext(ctx, network, addr)
 }

@@ -193,17 +193,29 @@ func TestRedis_stopLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestStartRedis_saysWhatIsMissing(t *testing.T) {
+func TestStart_saysWhatIsMissing(t *testing.T) {
+	master := start(t, nil)
+	tmp := ownTemp(t)
 	t.Setenv("PATH", t.TempDir())
-	_, err := StartRedis(t.Context(), nil)
-	require.ErrorIs(t, err, ErrNotInstalled)
-	require.ErrorContains(t, err, "redis-server")
-	require.ErrorContains(t, err, "make deps")
+	for name, start := range map[string]func(context.Context) error{
+		"one":      func(ctx context.Context) error { _, err := StartRedis(ctx, nil); return err },
+		"replica":  func(ctx context.Context) error { _, err := StartReplica(ctx, master, nil); return err },
+		"sentinel": func(ctx context.Context) error { _, err := StartSentinel(ctx, nil); return err },
+		"cluster":  func(ctx context.Context) error { _, err := StartCluster(ctx, nil); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := start(t.Context())
+			require.ErrorIs(t, err, ErrNotInstalled)
+			require.ErrorContains(t, err, "redis-server")
+			require.ErrorContains(t, err, "make deps")
 
-	t.Setenv("LOCKER_TEST_REQUIRE", "")
-	assert.True(t, Skippable(err))
-	t.Setenv("LOCKER_TEST_REQUIRE", "1")
-	assert.False(t, Skippable(err))
+			t.Setenv("LOCKER_TEST_REQUIRE", "")
+			assert.True(t, Skippable(err))
+			t.Setenv("LOCKER_TEST_REQUIRE", "1")
+			assert.False(t, Skippable(err))
+			assertEmpty(t, tmp)
+		})
+	}
 }
 
 func TestAnyRedis_startsAServerUnlessOneWasGiven(t *testing.T) {
@@ -236,6 +248,24 @@ func TestAnyRedis_startsAServerUnlessOneWasGiven(t *testing.T) {
 		assert.False(t, Skippable(err), bad)
 		assert.NotContains(t, err.Error(), "secret")
 	}
+}
+
+// stopLeavesNothing stops servers, of which one is paused and one was killed.
+func stopLeavesNothing(t *testing.T, tmp string, servers []*Redis, stop func() error) {
+	t.Helper()
+	var pids []int
+	for _, r := range servers {
+		pids = append(pids, r.PID())
+	}
+	require.NoError(t, servers[0].Kill())
+	require.NoError(t, servers[len(servers)-1].Pause())
+	require.NoError(t, stop())
+	assertEmpty(t, tmp)
+	for i, pid := range pids {
+		require.ErrorIs(t, syscall.Kill(pid, 0), syscall.ESRCH, "the process is left")
+		assert.Zero(t, servers[i].PID())
+	}
+	require.NoError(t, stop(), "stopping it again")
 }
 
 // ownTemp gives the test a directory in which StartRedis makes the server's.

@@ -2,6 +2,10 @@
 // out: each one private, on a port and in a directory of its own, gone when it is
 // stopped or when this process ends.
 //
+// Of Redis there is one server, StartRedis, a replica, StartReplica, and what fails
+// over: StartSentinel and StartCluster. Each server in them is a *Redis, which can be
+// paused, killed and restarted by itself.
+//
 // It does not import testing. A test needs three lines:
 //
 //	redis, err := testenv.StartRedis(t.Context(), nil)

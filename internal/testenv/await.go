@@ -1,0 +1,31 @@
+package testenv
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// until tries something until it succeeds. When ctx ends, or after readyTimeout, it
+// says why the last attempt failed that was not cut short.
+func until(ctx context.Context, what string, try func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	var last error
+	for {
+		err := try(ctx)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() == nil || last == nil {
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("testenv: waiting for %s: %w: %w", what, context.Cause(ctx), last)
+		case <-again.C:
+		}
+	}
+}

@@ -1,0 +1,171 @@
+package redislock_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/internal/testenv"
+)
+
+// topology is a deployment in which another server takes a master's place.
+type topology struct {
+	url  string
+	data []*testenv.Redis
+
+	// master is who serves the key now.
+	master func(t *testing.T, key string) *testenv.Redis
+	// await waits for another master of the key.
+	await func(t *testing.T, key string, old *testenv.Redis) *testenv.Redis
+}
+
+func startSentinel(t *testing.T, cfg *testenv.SentinelConfig) topology {
+	s, err := testenv.StartSentinel(t.Context(), cfg)
+	if testenv.Skippable(err) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Stop()) })
+	return topology{
+		url:  s.URL(),
+		data: s.Data(),
+		master: func(t *testing.T, _ string) *testenv.Redis {
+			r, err := s.Master(t.Context())
+			require.NoError(t, err)
+			return r
+		},
+		await: func(t *testing.T, _ string, old *testenv.Redis) *testenv.Redis {
+			r, err := s.AwaitMaster(t.Context(), old)
+			require.NoError(t, err)
+			return r
+		},
+	}
+}
+
+// failures are the ways in which a master ends.
+var failures = map[string]func(*testenv.Redis) error{
+	"killed": (*testenv.Redis).Kill,
+	"paused": (*testenv.Redis).Pause,
+}
+
+var topologies = map[string]func(*testing.T) topology{
+	"sentinel": func(t *testing.T) topology { return startSentinel(t, nil) },
+}
+
+// everyFailover runs a test once for each way in which another server becomes the
+// master.
+func everyFailover(t *testing.T, run func(t *testing.T, top topology, fail func(*testenv.Redis) error)) {
+	for name, start := range topologies {
+		for how, fail := range failures {
+			t.Run(name+", master "+how, func(t *testing.T) { run(t, start(t), fail) })
+		}
+	}
+}
+
+func openURL(t *testing.T, url string, cfg *locker.OpenConfig) locker.Locker {
+	t.Helper()
+	l, err := locker.OpenWith(t.Context(), url, cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = l.Close(ctx)
+	})
+	return l
+}
+
+// subscribed is how many connections listen to the channel, on all servers that
+// answer.
+func subscribed(t *testing.T, data []*testenv.Redis, channel string) (n int64) {
+	for _, r := range data {
+		rdb := redis.NewClient(&redis.Options{Addr: r.Addr(), ReadTimeout: 100 * time.Millisecond, MaxRetries: -1, DialerRetries: 1})
+		counts, err := rdb.PubSubNumSub(t.Context(), channel).Result()
+		if err == nil {
+			n += counts[channel]
+		}
+		_ = rdb.Close()
+	}
+	return n
+}
+
+func TestFailover_isFollowedWithoutANewClient(t *testing.T) { // W4, W1, C15, C89
+	everyFailover(t, func(t *testing.T, top topology, fail func(*testenv.Redis) error) {
+		const key = "k"
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		a, b := openURL(t, top.url+"?prefix=p:", nil), openURL(t, top.url+"?prefix=p:", nil)
+		holder, err := a.Acquire(ctx, key, locker.WithTTL(time.Minute))
+		require.NoError(t, err)
+		free, err := b.Acquire(ctx, "free/"+key) // connects
+		require.NoError(t, err)
+		require.NoError(t, free.Release(ctx))
+
+		// Somebody waits, and hears by push.
+		got := make(chan error, 1)
+		var woken locker.Lock
+		go func() {
+			var err error
+			woken, err = b.Acquire(ctx, key, locker.WithTTL(time.Minute))
+			got <- err
+		}()
+		channel := "p:\x00wake:" + key
+		require.Eventually(t, func() bool { return subscribed(t, top.data, channel) == 1 }, 10*time.Second, 10*time.Millisecond)
+
+		old := top.master(t, key)
+		start := time.Now()
+		require.NoError(t, fail(old))
+		k, err := a.Acquire(ctx, "other/"+key)
+		for err == nil && served(t, top, k.Key(), old) {
+			// The old master's last grant.
+			_ = k.Release(ctx)
+			k, err = a.Acquire(ctx, "other/"+key)
+		}
+		require.NoError(t, err)
+		took := time.Since(start)
+		t.Logf("the next grant came %v after the failure", took.Round(time.Millisecond))
+		require.Less(t, took, 5*time.Second)
+		require.Greater(t, k.Token(), holder.Token())
+		require.NoError(t, k.Release(ctx))
+		select {
+		case err := <-got:
+			require.NoError(t, err)
+			require.Fail(t, "the key was given to a second holder")
+		default:
+		}
+
+		// The subscription follows, and the waiter is woken by it, long before the
+		// third of the lease after which it would look by itself.
+		var live []*testenv.Redis
+		for _, r := range top.data {
+			if r != old {
+				live = append(live, r)
+			}
+		}
+		require.Eventually(t, func() bool { return subscribed(t, live, channel) == 1 }, 15*time.Second, 10*time.Millisecond)
+		t.Logf("the subscription was back %v after the failure", time.Since(start).Round(time.Millisecond))
+		require.NoError(t, holder.Err())
+		released := time.Now()
+		require.NoError(t, holder.Release(ctx))
+		select {
+		case err := <-got:
+			require.NoError(t, err)
+		case <-time.After(5 * time.Second):
+			require.Fail(t, "the waiter was not woken")
+		}
+		t.Logf("the waiter had the key %v after the release", time.Since(released).Round(time.Millisecond))
+		require.Greater(t, woken.Token(), k.Token())
+		require.NoError(t, woken.Release(ctx))
+	})
+}
+
+// served is whether the old master still is it.
+func served(t *testing.T, top topology, key string, old *testenv.Redis) bool {
+	return top.master(t, key) == old
+}
+
+var _ = errors.Is

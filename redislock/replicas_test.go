@@ -1,0 +1,360 @@
+package redislock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/internal/testenv"
+)
+
+// startReplicated starts a server and a replica of it.
+func startReplicated(t *testing.T) (master, replica *testenv.Redis) {
+	t.Helper()
+	master = startServer(t)
+	replica, err := testenv.StartReplica(t.Context(), master, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, replica.Stop()) })
+	return master, replica
+}
+
+// replicated makes a backend that waits for one replica.
+func replicated(t *testing.T, rdb redis.UniversalClient) *backend {
+	t.Helper()
+	b, err := newBackend(rdb, &Config{Replicas: 1, ReplicaTimeout: 200 * time.Millisecond})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, b.Close(context.Background())) })
+	return b
+}
+
+// cut ends the replication, with an old state on the replica.
+func cut(t *testing.T, replica *testenv.Redis) {
+	t.Helper()
+	require.NoError(t, connect(t, replica).Do(context.Background(), "REPLICAOF", "127.0.0.1", "1").Err())
+}
+
+// promote makes the replica a master.
+func promote(t *testing.T, replica *testenv.Redis) {
+	t.Helper()
+	require.NoError(t, connect(t, replica).Do(context.Background(), "REPLICAOF", "NO", "ONE").Err())
+}
+
+func TestReplicas_badSettingsAreRefused(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{ReadTimeout: time.Second})
+	defer rdb.Close()
+	ring := redis.NewRing(&redis.RingOptions{})
+	defer ring.Close()
+	for _, cfg := range []*Config{
+		{Replicas: -1}, {Replicas: 101}, {ReplicaTimeout: time.Second / 2}, {Replicas: 1, ReplicaTimeout: -1},
+		{Replicas: 1, ReplicaTimeout: time.Microsecond}, {Replicas: 1, ReplicaTimeout: time.Second},
+		{Replicas: 1, ReplicaTimeout: time.Hour},
+	} {
+		_, err := New(rdb, cfg)
+		require.ErrorIs(t, err, locker.ErrInvalid, "%+v", cfg)
+	}
+	_, err := New(ring, &Config{Replicas: 1})
+	require.ErrorIs(t, err, locker.ErrInvalid)
+	for raw, ok := range map[string]bool{
+		"redis://h?replicas=2&replica_timeout=40ms":       true,
+		"redis-sentinel://h/m?replicas=1":                 true,
+		"redis://h?replicas=two":                          false,
+		"redis://h?replicas=-1":                           false,
+		"redis://h?replicas=1&replica_timeout=40":         false,
+		"redis-cluster://h?replicas=1&replica_timeout=1s": false, // the client's own is a second
+	} {
+		l, err := locker.Open(t.Context(), raw)
+		if ok {
+			require.NoError(t, err, raw)
+			require.NoError(t, l.Close(context.Background()))
+		} else {
+			require.ErrorIs(t, err, locker.ErrInvalid, raw)
+		}
+	}
+	short := redis.NewClient(&redis.Options{ReadTimeout: 100 * time.Millisecond})
+	defer short.Close()
+	b, err := newBackend(short, &Config{Replicas: 1})
+	require.NoError(t, err)
+	require.Equal(t, 50*time.Millisecond, b.replicas.timeout)
+}
+
+func TestReplicas_aGrantThatTooFewHaveIsRefusedAndUndone(t *testing.T) { // C89
+	t.Parallel()
+	master, replica := startReplicated(t)
+	admin := connect(t, master)
+	b := replicated(t, connect(t, master, func(o *redis.Options) { o.ContextTimeoutEnabled = true }))
+	ctx := t.Context()
+	g := take(t, b, "held", time.Minute)
+	require.Equal(t, g.holder, connect(t, replica).Get(ctx, "held").Val(), "the replica has it")
+
+	require.NoError(t, replica.Pause())
+	refused := func(ctx context.Context, ttl, longest time.Duration) {
+		t.Helper()
+		start := time.Now()
+		g, err := b.TryAcquire(ctx, request("k", ttl))
+		took := time.Since(start)
+		require.Nil(t, g, "it is undone already")
+		var few *ReplicasError
+		require.ErrorAs(t, err, &few)
+		require.Equal(t, ReplicasError{Want: 1, Got: 0}, *few)
+		require.ErrorIs(t, err, ErrReplicas)
+		require.NotErrorIs(t, err, locker.ErrHeld)
+		require.False(t, b.isPermanent(err))
+		require.Zero(t, admin.Exists(context.Background(), "k").Val())
+		require.Less(t, took, longest)
+	}
+	refused(ctx, time.Minute, time.Second)
+	refused(ctx, 30*time.Millisecond, 150*time.Millisecond) // not longer than the lease is worth
+	refused(ctx, time.Millisecond, 150*time.Millisecond)
+	start := time.Now()
+	brief, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	k, err := b.TryAcquire(brief, request("brief", time.Minute))
+	require.Error(t, err)
+	require.NotErrorIs(t, err, locker.ErrHeld)
+	require.Less(t, time.Since(start), 150*time.Millisecond)
+	if k != nil { // its own end came first
+		require.NoError(t, k.Release(ctx))
+	}
+
+	requireHeld(t, b, "held")
+	_, err = g.Renew(ctx, time.Minute)
+	require.ErrorIs(t, err, ErrReplicas)
+	_, err = b.Extend(ctx, g, time.Minute)
+	require.ErrorIs(t, err, ErrReplicas)
+	other := &grant{b: b, key: "none", name: "none", holder: "x"}
+	_, err = other.Renew(ctx, time.Minute)
+	requireLost(t, err, locker.ReasonExpired)
+	b.RenewAll(ctx, []locker.Renewal{{Grant: g, TTL: time.Minute}, {Grant: other, TTL: time.Minute}}, func(i int, _ locker.Lease, err error) {
+		if i == 0 {
+			require.ErrorIs(t, err, ErrReplicas)
+		} else {
+			requireLost(t, err, locker.ReasonExpired)
+		}
+	})
+
+	require.NoError(t, replica.Resume())
+	require.Eventually(t, func() bool {
+		_, err := g.Renew(ctx, time.Minute)
+		return err == nil
+	}, soon, 10*time.Millisecond)
+	requireFree(t, b, "k")
+	require.NoError(t, g.Release(ctx))
+}
+
+func TestReplicas_cycleIsTwoRequestsAndABatchWaitsOnce(t *testing.T) {
+	t.Parallel()
+	master, _ := startReplicated(t)
+	w, admin := &wire{}, connect(t, master)
+	b := replicated(t, connect(t, master, w.use))
+	requireFree(t, b, "warm")
+	writes, requests, waits := w.writes.Load(), w.requests.Load(), calls(t, admin, "wait")
+	for range 100 {
+		requireFree(t, b, "k")
+	}
+	require.EqualValues(t, 200, w.writes.Load()-writes)
+	require.EqualValues(t, 300, w.requests.Load()-requests)
+	require.Equal(t, 100, calls(t, admin, "wait")-waits)
+
+	_, err := take(t, b, "renewed", time.Minute).Renew(t.Context(), time.Minute) // loads the script
+	require.NoError(t, err)
+	var renewals []locker.Renewal
+	for i := range 100 {
+		renewals = append(renewals, locker.Renewal{Grant: take(t, b, fmt.Sprint(i), time.Minute), TTL: time.Minute})
+	}
+	for _, want := range []int{1, 2} { // with an empty script cache, a second pipeline
+		waits = calls(t, admin, "wait")
+		b.RenewAll(t.Context(), renewals, func(_ int, _ locker.Lease, err error) { require.NoError(t, err) })
+		require.Equal(t, want, calls(t, admin, "wait")-waits)
+		require.NoError(t, admin.ScriptFlush(t.Context()).Err())
+	}
+	// None of the grants either is lost to the empty cache. C84
+	require.NoError(t, admin.ScriptFlush(t.Context()).Err())
+	requireFree(t, b, "k")
+}
+
+func TestReplicas_lostReplyIsUndone(t *testing.T) { // G4, C01
+	t.Parallel()
+	master, _ := startReplicated(t)
+	w, admin := &wire{}, connect(t, master)
+	b := replicated(t, connect(t, master, w.use))
+	requireFree(t, b, "warm")
+	w.drop(1, acquireScript.sha)
+	g, err := b.TryAcquire(t.Context(), request("k", time.Minute))
+	require.Error(t, err)
+	require.NotNil(t, g)
+	require.EqualValues(t, 1, admin.Exists(t.Context(), "k").Val())
+	require.NoError(t, g.Release(t.Context()))
+	requireFree(t, b, "k")
+}
+
+func TestReplicas_withoutThePermissionToWaitNothingStaysTaken(t *testing.T) { // C85
+	t.Parallel()
+	master, _ := startReplicated(t)
+	for _, rules := range []string{documentedACL, documentedACL + " +wait"} {
+		b, err := newBackend(connectAs(t, master, rules), &Config{Prefix: "app:", Replicas: 1})
+		require.NoError(t, err)
+		l, err := locker.New(b, nil)
+		require.NoError(t, err)
+		k, err := l.Acquire(t.Context(), "k")
+		if rules == documentedACL {
+			require.ErrorContains(t, err, "NOPERM")
+			require.Eventually(t, func() bool {
+				return connect(t, master).Exists(t.Context(), "app:k").Val() == 0
+			}, soon, 5*time.Millisecond)
+		} else {
+			require.NoError(t, err)
+			require.NoError(t, k.Release(t.Context()))
+		}
+		require.NoError(t, l.Close(context.Background()))
+	}
+}
+
+func TestReplicas_aWaiterRidesThroughAnInterruption(t *testing.T) { // W4, C15
+	t.Parallel()
+	master, replica := startReplicated(t)
+	var kinds [2]atomic.Int64 // renewals that failed, renewals
+	l := lockerOn(t, connect(t, master), &Config{Replicas: 1, ReplicaTimeout: 50 * time.Millisecond, Config: locker.Config{
+		TTL: 3 * time.Second,
+		Observer: func(e locker.Event) {
+			switch e.Kind {
+			case locker.EventRenewalFailed:
+				kinds[0].Add(1)
+			case locker.EventRenewed:
+				kinds[1].Add(1)
+			}
+		},
+	}})
+	held, err := l.Acquire(t.Context(), "held")
+	require.NoError(t, err)
+	require.NoError(t, replica.Pause())
+	_, err = l.TryAcquire(t.Context(), "k")
+	require.ErrorIs(t, err, ErrReplicas)
+	require.NotErrorIs(t, err, locker.ErrHeld)
+	got := make(chan error, 1)
+	var k locker.Lock
+	go func() {
+		var err error
+		k, err = l.Acquire(t.Context(), "k")
+		got <- err
+	}()
+	require.Eventually(t, func() bool { return kinds[0].Load() >= 2 }, soon, time.Millisecond, "renewals fail, and are repeated")
+	require.NoError(t, held.Err())
+	require.Empty(t, got, "nor is anything granted")
+	renewed := kinds[1].Load()
+	require.NoError(t, replica.Resume())
+	require.NoError(t, <-got)
+	require.Eventually(t, func() bool { return kinds[1].Load() > renewed }, soon, time.Millisecond)
+	require.NoError(t, held.Err())
+	require.NoError(t, held.Release(t.Context()))
+	require.NoError(t, k.Release(t.Context()))
+}
+
+// What the replica does not have, a failover takes away. With WAIT, it is not granted,
+// and what was granted is lost by its Deadline, as the replica knows its life.
+// renewalFailures is an observer that passes on the first failure of a renewal for
+// want of replicas.
+func renewalFailures() (func(locker.Event), <-chan error) {
+	failed := make(chan error, 1)
+	return func(e locker.Event) {
+		if e.Kind == locker.EventRenewalFailed && errors.Is(e.Err, ErrReplicas) {
+			select {
+			case failed <- e.Err:
+			default:
+			}
+		}
+	}, failed
+}
+
+func TestReplicas_promotionOfALaggingReplica(t *testing.T) { // G1, H2, C89
+	t.Parallel()
+	for _, replicas := range []int{0, 1} {
+		t.Run(fmt.Sprint(replicas, " replicas"), func(t *testing.T) {
+			t.Parallel()
+			master, replica := startReplicated(t)
+			failures, failed := renewalFailures()
+			l, err := New(connect(t, master), &Config{Replicas: replicas, Config: locker.Config{
+				TTL:      2 * time.Second,
+				Observer: failures,
+			}})
+			require.NoError(t, err)
+			ctx := t.Context()
+			defer func() {
+				over, cancel := context.WithCancel(ctx)
+				cancel()
+				_ = l.Close(over) // its server is gone
+			}()
+			before, err := l.Acquire(ctx, "before")
+			require.NoError(t, err)
+			if replicas == 0 { // let it arrive
+				there := connect(t, replica)
+				require.Eventually(t, func() bool { return there.Exists(ctx, "before").Val() == 1 }, soon, time.Millisecond)
+			}
+			cut(t, replica)
+			late, err := l.TryAcquire(ctx, "late")
+			if replicas == 0 {
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, ErrReplicas)
+			}
+			deadline := before.Deadline()
+			if replicas == 0 {
+				require.Eventually(t, func() bool { return before.Deadline() != deadline }, soon, time.Millisecond)
+			} else {
+				require.ErrorIs(t, <-failed, ErrReplicas)
+				require.Equal(t, deadline, before.Deadline())
+			}
+			require.NoError(t, master.Kill())
+			promote(t, replica)
+			next := lockerOn(t, connect(t, replica), nil)
+			k, err := next.TryAcquire(ctx, "late")
+			require.NoError(t, err, "the replica has never heard of it")
+			if replicas == 0 {
+				require.NoError(t, late.Err(), "two holders: what the package comment warns of")
+				require.Greater(t, k.Token(), late.Token(), "which the fence tells apart")
+				return
+			}
+			// The key was free by the end of the old holder's lock, not before.
+			again, err := next.Acquire(ctx, "before")
+			require.NoError(t, err)
+			require.Error(t, before.Err(), "the old holder knew first")
+			require.False(t, time.Now().Before(deadline))
+			require.Greater(t, again.Token(), before.Token())
+			var lost *locker.LostError
+			require.ErrorAs(t, before.Err(), &lost)
+			require.Equal(t, locker.ReasonExpired, lost.Reason)
+			require.NoError(t, again.Release(ctx))
+		})
+	}
+}
+
+func TestReplicas_lostAtTheDeadlineAndNotLater(t *testing.T) { // H2, C31
+	t.Parallel()
+	master, replica := startReplicated(t)
+	failures, failed := renewalFailures()
+	l := lockerOn(t, connect(t, master), &Config{Replicas: 1, Config: locker.Config{TTL: time.Second, Observer: failures}})
+	k, err := l.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	require.NoError(t, replica.Pause())
+	// A renewal under way may have been acknowledged before the pause; no later one is.
+	select {
+	case <-k.Done():
+	case <-time.After(soon):
+		require.Fail(t, "the lock goes on")
+	}
+	require.WithinDuration(t, k.Deadline(), time.Now(), 200*time.Millisecond)
+	var lost *locker.LostError
+	require.ErrorAs(t, k.Err(), &lost)
+	require.Equal(t, locker.ReasonExpired, lost.Reason)
+	require.ErrorIs(t, <-failed, ErrReplicas)
+	require.NoError(t, replica.Resume())
+	again, err := l.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	require.NoError(t, again.Release(t.Context()))
+}
