@@ -85,7 +85,7 @@ func TestRun_aUsageErrorIs64BeforeAnyContact(t *testing.T) {
 		`run k true`:                         "KEY -- COMMAND",
 		`run -- true`:                        "KEY -- COMMAND",
 		`run $UNSET -- rm -rf x`:             "KEY -- COMMAND",
-		`run k k -- true`:                    "KEY -- COMMAND",
+		`run a b -- true`:                    "KEY -- COMMAND",
 		`run k -n -- true`:                   "KEY -- COMMAND",
 		`run "" -- true`:                     "empty key",
 		`run --frob k -- true`:               "frob",
@@ -145,6 +145,7 @@ func TestRun_takesAnyKey(t *testing.T) {
 
 // G7: an outage is never reported as "held".
 func TestRun_anUnreachableStoreIs69(t *testing.T) {
+	t.Parallel() // with nobody but its subtests
 	w := newWorld(t)
 	closed := "redis://user:secret@127.0.0.1:1/0"
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
