@@ -83,11 +83,8 @@ func (a *app) root() *cli.Command {
 
 		Writer:    a.out,
 		ErrWriter: a.err,
-		Action: func(_ context.Context, c *cli.Command) error {
-			if c.Args().Present() {
-				return usagef("there is no command %q", c.Args().First())
-			}
-			return usagef("no command: run, who, ls, release or conformance")
+		Action: func(context.Context, *cli.Command) error { // the word is not repeated: it may be a URL
+			return usagef("want: locker run, who, ls, release or conformance")
 		},
 		OnUsageError:   asIs,
 		ExitErrHandler: func(context.Context, *cli.Command, error) {}, // run sees to it

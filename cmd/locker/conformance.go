@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -71,7 +72,7 @@ func (a *app) conformance(ctx context.Context, c *cli.Command) error {
 		return usagef("-json and -junit cannot both go to standard output")
 	}
 
-	ctx, stop := signal.NotifyContext(ctx, endSignals...)
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	harness, err := a.harness(ctx, c)
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"os/signal"
 	"strconv"
 	"strings"
 	"time"
@@ -60,8 +59,6 @@ func (a *app) ls(ctx context.Context, c *cli.Command) error {
 	if !c.Bool("all") && sharedWithOthers(c.String("url")) {
 		return usagef("the URL has no prefix: what is no lock, but looks like one, would be listed too; --all does that")
 	}
-	ctx, stop := signal.NotifyContext(ctx, endSignals...)
-	defer stop()
 	l, err := a.open(ctx, c)
 	if err != nil {
 		return err
@@ -123,8 +120,6 @@ func (a *app) inspect(ctx context.Context, c *cli.Command, then func(context.Con
 	if len(args) != 1 {
 		return usagef("%s takes one KEY, not %d", c.Name, len(args))
 	}
-	ctx, stop := signal.NotifyContext(ctx, endSignals...)
-	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, oneRequest)
 	defer cancel()
 	l, err := a.open(ctx, c)

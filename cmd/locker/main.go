@@ -52,7 +52,8 @@
 // then: it is free at the end of its TTL.
 //
 // What it cannot do: the children of COMMAND outlive a locker that was killed, and, in
-// a terminal, a lost lock. A locker that is stopped (SIGSTOP, Ctrl-Z) does not renew,
+// a terminal, a lost lock. A COMMAND of another user (sudo) cannot be ended from outside:
+// run locker inside of it. A locker that is stopped (SIGSTOP, Ctrl-Z) does not renew,
 // and cannot end COMMAND until it goes on; Ctrl-Z stops both. What COMMAND leaves in
 // the background at its normal end runs on without the lock. On systems other than
 // Linux COMMAND outlives a killed locker, and on Windows a lost lock kills it without

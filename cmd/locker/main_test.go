@@ -8,10 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -30,7 +33,12 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	program = filepath.Join(dir, "locker")
-	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+	build := []string{"build", "-o", program}
+	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		build = append(build, "-race")
+		_ = os.Setenv("GORACE", "atexit_sleep_ms=0") // it would sleep for a second first
+	}
+	if out, err := exec.Command("go", append(build, ".")...).CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 		os.Exit(1)
 	}
@@ -91,6 +99,13 @@ func (w *world) holder(key string) locker.Holding {
 func (w *world) requireFree(key string) {
 	w.t.Helper()
 	require.Empty(w.t, w.holder(key), "the key is still taken")
+}
+
+func (w *world) redis() *redis.Client {
+	w.t.Helper()
+	rdb := redis.NewClient(&redis.Options{Addr: w.srv.Addr()})
+	w.t.Cleanup(func() { _ = rdb.Close() })
+	return rdb
 }
 
 // ended is what a program that has ended left behind.

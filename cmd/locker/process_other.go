@@ -7,10 +7,7 @@ import (
 	"syscall"
 )
 
-var (
-	passedSignals = []os.Signal{os.Interrupt}
-	endSignals    = []os.Signal{os.Interrupt}
-)
+var passedSignals = []os.Signal{os.Interrupt}
 
 // terminal has nothing to tell: a console sends its Ctrl-C to the command too.
 type terminal struct{ interrupted bool }

@@ -16,9 +16,6 @@ var passedSignals = []os.Signal{
 	syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2,
 }
 
-// endSignals end the other commands.
-var endSignals = []os.Signal{syscall.SIGINT, syscall.SIGTERM}
-
 // terminal is where the command's signals come from and go to.
 //
 // Without a controlling terminal (cron, systemd, CI) the command leads a process group

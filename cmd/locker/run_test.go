@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -25,7 +24,10 @@ import (
 
 func TestRun_exitsAsTheCommandDoes(t *testing.T) {
 	w := newWorld(t)
+	noProgram := filepath.Join(t.TempDir(), "text")
+	require.NoError(t, os.WriteFile(noProgram, []byte("text"), 0o700))
 	for command, code := range map[string]int{
+		noProgram:                126, // known only when it is started
 		"true":                   0,
 		"sh -c 'exit 3'":         3,
 		"sh -c 'exit 255'":       255,
@@ -77,27 +79,28 @@ func TestRun_aHeldKeyIsOneOrWhatEsays(t *testing.T) {
 func TestRun_aUsageErrorIs64BeforeAnyContact(t *testing.T) {
 	const nobody = "redis://user:secret@127.0.0.1:1/0" // contact would be 69
 	for args, says := range map[string]string{
-		``:                                   "no command",
-		`frobnicate`:                         "frobnicate",
-		`run`:                                "KEY -- COMMAND",
-		`run k`:                              "KEY -- COMMAND",
-		`run k --`:                           "KEY -- COMMAND",
-		`run k true`:                         "KEY -- COMMAND",
-		`run -- true`:                        "KEY -- COMMAND",
-		`run $UNSET -- rm -rf x`:             "KEY -- COMMAND",
-		`run a b -- true`:                    "KEY -- COMMAND",
-		`run k -n -- true`:                   "KEY -- COMMAND",
-		`run "" -- true`:                     "empty key",
-		`run --frob k -- true`:               "frob",
-		`run -w`:                             "-w",
-		`run -w soon k -- true`:              "soon",
-		`run -w -1s k -- true`:               "-1s",
-		`run -n -w 1 k -- true`:              "wait",
-		`run -E 256 k -- true`:               "256",
-		`run -E x k -- true`:                 `"x"`,
-		`run --ttl 30 k -- true`:             "ttl",
-		`run --ttl 1ns k -- true`:            "TTL",
-		`run --ttl 10s --grace 6s k -- true`: "5s",
+		``:                                       "want: locker run",
+		`redis://user:secret@host run k -- true`: "want: locker run",
+		`frobnicate`:                             "want: locker run",
+		`run`:                                    "KEY -- COMMAND",
+		`run k`:                                  "KEY -- COMMAND",
+		`run k --`:                               "KEY -- COMMAND",
+		`run k true`:                             "KEY -- COMMAND",
+		`run -- true`:                            "KEY -- COMMAND",
+		`run $UNSET -- rm -rf x`:                 "KEY -- COMMAND",
+		`run a b -- true`:                        "KEY -- COMMAND",
+		`run k -n -- true`:                       "KEY -- COMMAND",
+		`run "" -- true`:                         "empty key",
+		`run --frob k -- true`:                   "frob",
+		`run -w`:                                 "-w",
+		`run -w soon k -- true`:                  "soon",
+		`run -w -1s k -- true`:                   "-1s",
+		`run -n -w 1 k -- true`:                  "wait",
+		`run -E 256 k -- true`:                   "256",
+		`run -E x k -- true`:                     `"x"`,
+		`run --ttl 30 k -- true`:                 "ttl",
+		`run --ttl 1ns k -- true`:                "TTL",
+		`run --ttl 10s --grace 6s k -- true`:     "5s",
 		`run --label "$(printf 'a\tb')" k -- true`: "control character",
 		`--url nowhere://x run k -- true`:          "unknown scheme",
 		`--url "" run k -- true`:                   "LOCKER_URL",
@@ -445,13 +448,6 @@ func (p *running) requireExit(code int) {
 	case <-time.After(patience):
 		require.Fail(p.t, "it does not end", p.errText())
 	}
-}
-
-func (w *world) redis() *redis.Client {
-	w.t.Helper()
-	rdb := redis.NewClient(&redis.Options{Addr: w.srv.Addr()})
-	w.t.Cleanup(func() { _ = rdb.Close() })
-	return rdb
 }
 
 // requireGone waits for the end of a process that is not our child.
