@@ -18,7 +18,7 @@ import (
 //     cannot be interrupted: the Locker does not wait for it then.
 //
 // It may implement the optional interfaces of this file: Waker, Queuer, Extender,
-// BatchRenewer, LossPusher, Inspector and Closer. Those that stand for a
+// BatchRenewer, LossPusher, Warner, Inspector and Closer. Those that stand for a
 // Capability have to be declared in Info, and the other way round; New refuses a
 // mismatch, so that a wrapper around a Backend cannot lose one silently.
 //
@@ -259,6 +259,16 @@ type LossPusher interface {
 	// TryAcquire has returned the grant; a report about a grant that is no longer
 	// held is ignored. err is a *LostError with its reason.
 	OnLoss(report func(key, owner string, err error))
+}
+
+// Warner is implemented by backends that can find out that their store is set up so
+// that it may break its promises: it forgets, it evicts.
+type Warner interface {
+	// OnWarning registers the one receiver, an EventWarning for each err. New calls
+	// it before anything else, if there is an Observer: without the call nobody
+	// wants to know. report does not block and may be called from any goroutine.
+	// Finding out must not delay a lock, nor make one fail.
+	OnWarning(report func(err error))
 }
 
 // Inspector is implemented by backends that can show keys to an operator. The

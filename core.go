@@ -115,6 +115,9 @@ func New(b Backend, cfg *Config) (Locker, error) {
 	if p, ok := b.(LossPusher); ok {
 		p.OnLoss(c.lossReported)
 	}
+	if w, ok := b.(Warner); ok && c.observer != nil {
+		w.OnWarning(c.warned)
+	}
 	return c, nil
 }
 

@@ -64,8 +64,8 @@
 //
 // # Hooks
 //
-// [Config.Observer] is told of waiting, grants, renewals, losses and releases: see
-// [Event]. Nothing in this module logs.
+// [Config.Observer] is told of waiting, grants, renewals, losses and releases, and of
+// settings of the store that endanger locks: see [Event]. Nothing in this module logs.
 //
 // # Writing a backend
 //

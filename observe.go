@@ -12,10 +12,11 @@ const (
 	EventRenewed       EventKind = "renewed"        // a renewal succeeded; Held is the time since the grant
 	EventRenewalFailed EventKind = "renewal failed" // a renewal failed or was given up; Err says why; the lock is still held
 	EventLost          EventKind = "lost"           // a lock was lost; Err is the *LostError
+	EventWarning       EventKind = "warning"        // the store is set up so that it may break a promise; Err says how. It is about no single lock
 	EventReleased      EventKind = "released"       // a Release has an answer, or none in time; Err is nil if the store confirmed it. None follows EventLost
 )
 
-// Event is something that happened to a lock. Fields that do not apply are zero.
+// Event is something that happened to a lock, or EventWarning. Fields that do not apply are zero.
 type Event struct {
 	Kind    EventKind
 	Backend string
@@ -26,6 +27,20 @@ type Event struct {
 	Wait    time.Duration // EventAcquired: how long the call took
 	Held    time.Duration // EventRenewed, EventLost, EventReleased: time since the grant
 	Err     error
+}
+
+// warned is what a Warner calls.
+func (c *core) warned(err error) {
+	c.mu.Lock()
+	defer c.unlock()
+	if c.closing {
+		return
+	}
+	c.begin()
+	go func() {
+		c.notify(Event{Kind: EventWarning, Err: err})
+		c.endNow()
+	}()
 }
 
 // notify tells the observer. It is called without c.mu.

@@ -146,3 +146,49 @@ func TestObserver_thatBlocksDoesNotHoldUpTheRestOfABatch(t *testing.T) { // H3
 		close(block)
 	})
 }
+
+// warner finds fault with its store.
+type warner struct {
+	locker.Backend
+	report func(error)
+}
+
+func (w *warner) OnWarning(report func(error)) { w.report = report }
+
+func (w *warner) Info() locker.Info {
+	return locker.Info{Name: "wobbly", Can: locker.CapExclusive, Local: true}
+}
+
+func TestObserver_isToldWarningsOfTheBackend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var rec events
+		w := &warner{Backend: memlock.NewBackend(nil)}
+		block := make(chan struct{})
+		l, err := locker.New(w, &locker.Config{Observer: func(e locker.Event) {
+			rec.observe(e)
+			if e.Kind == locker.EventWarning {
+				<-block
+				panic("an observer's own trouble")
+			}
+		}})
+		require.NoError(t, err)
+		w.report(io.ErrShortBuffer) // does not block
+		k := acquire(t, l, "k")
+		require.NoError(t, k.Release(t.Context()))
+		synctest.Wait()
+		for _, e := range rec.take() {
+			if e.Kind == locker.EventWarning {
+				require.Equal(t, locker.Event{Kind: locker.EventWarning, Backend: "wobbly", Err: io.ErrShortBuffer}, e)
+				close(block)
+			}
+		}
+		<-block
+		require.NoError(t, l.Close(t.Context()))
+		w.report(io.ErrShortBuffer)
+		synctest.Wait()
+		require.Empty(t, rec.take(), "a closed Locker says nothing")
+	})
+	w := &warner{Backend: memlock.NewBackend(nil)}
+	newOver(t, w, nil)
+	require.Nil(t, w.report, "without an observer nobody has to look")
+}

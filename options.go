@@ -29,8 +29,8 @@ type Config struct {
 	// together with others.
 	TTL time.Duration
 
-	// Observer, if set, is told what happens to every lock: see Event. It is
-	// called after the fact, outside of the Locker's own mutex, on the goroutine
+	// Observer, if set, is told what happens to every lock, and how the store's
+	// settings endanger them all: see Event. It is called after the fact, outside of the Locker's own mutex, on the goroutine
 	// that found out: of a call, which may find that another lock's time is over,
 	// or of a renewal. Two goroutines may bring news out of order. It should return
 	// soon: it holds up the call it is part of, but never a renewal or a deadline.

@@ -3,6 +3,7 @@ package redislock_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"net"
 	"os"
 	"strings"
@@ -60,6 +61,29 @@ func TestConformance_cluster(t *testing.T) {
 	conformance.Run(t, s.harness())
 }
 
+// With a replica that has to acknowledge, every line of the contract holds as well.
+func TestConformance_replica(t *testing.T) {
+	s := &store{t: t, replicas: 1, connect: func(url string, dial dialer) redis.UniversalClient {
+		opts, err := redis.ParseURL(url)
+		require.NoError(t, err)
+		opts.Dialer = dial
+		return redis.NewClient(opts)
+	}}
+	s.use(func() (*testenv.Redis, error) {
+		srv, err := testenv.StartRedis(t.Context(), nil)
+		if err != nil {
+			return nil, err
+		}
+		replica, err := testenv.StartReplica(t.Context(), srv, nil)
+		if err != nil {
+			return nil, errors.Join(err, srv.Stop())
+		}
+		t.Cleanup(func() { require.NoError(t, replica.Stop()) })
+		return srv, nil
+	})
+	conformance.Run(t, s.harness())
+}
+
 // What the suite's child processes are told of the store.
 const (
 	urlEnv    = "LOCKER_TEST_CONFORMANCE_URL"
@@ -74,6 +98,7 @@ type store struct {
 	connect     func(url string, dial dialer) redis.UniversalClient // nil: the client's own dialer
 	server      *testenv.Redis                                      // nil if it is not ours to break
 	url, prefix string
+	replicas    int
 	requests    atomic.Int64
 	looker      redis.UniversalClient
 }
@@ -111,7 +136,7 @@ func (s *store) harness() conformance.Harness {
 func (s *store) open(dial dialer) (locker.Locker, error) {
 	rdb := s.client(dial)
 	rdb.AddHook(counter{&s.requests})
-	return redislock.New(rdb, &redislock.Config{Prefix: s.prefix})
+	return redislock.New(rdb, &redislock.Config{Prefix: s.prefix, Replicas: s.replicas})
 }
 
 func (s *store) breakable() *conformance.Server {

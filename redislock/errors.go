@@ -80,6 +80,9 @@ func (b *backend) failed(err error) error {
 	if b.isPermanent(err) {
 		return locker.Permanent(err)
 	}
+	if _, answered := serverError(err); !answered {
+		b.examiner.unanswered()
+	}
 	b.lookForMasters(err)
 	if !mayHaveRun(err) {
 		return locker.NoEffect(err)

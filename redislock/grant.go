@@ -35,6 +35,9 @@ func (b *backend) TryAcquire(ctx context.Context, req locker.Request) (locker.Gr
 		b.slotted.Store(true)
 		reply, unsafe, err = g.acquire(ctx, req.TTL)
 	}
+	if _, refused := serverError(err); err == nil || refused {
+		b.examiner.answered()
+	}
 	if err != nil {
 		if mayHaveRun(err) {
 			return g, b.failed(err)

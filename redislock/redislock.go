@@ -78,6 +78,7 @@ type backend struct {
 	replicas  replicas
 	deadlines bool // rdb was made with ContextTimeoutEnabled
 	listener  *listener
+	examiner  *examiner
 	owned     io.Closer // the client, if Open made it
 }
 
@@ -87,6 +88,7 @@ var (
 	_ locker.Extender     = (*backend)(nil)
 	_ locker.BatchRenewer = (*backend)(nil)
 	_ locker.Inspector    = (*backend)(nil)
+	_ locker.Warner       = (*backend)(nil)
 	_ locker.Closer       = (*backend)(nil)
 )
 
@@ -123,7 +125,7 @@ func newBackend(rdb redis.UniversalClient, cfg *Config) (*backend, error) {
 	if b.replicas, err = newReplicas(cfg, readTimeout); err != nil {
 		return nil, err
 	}
-	b.listener = newListener(b)
+	b.listener, b.examiner = newListener(b), newExaminer(b)
 	return b, nil
 }
 
@@ -144,9 +146,9 @@ func (b *backend) Info() locker.Info {
 }
 
 // Close implements locker.Closer. It ends the listening connection and, if Open
-// made it, the client. It waits until nothing runs any more, or ctx ends.
+// made it, the client; an examination under way is given up. It waits until nothing runs any more, or ctx ends.
 func (b *backend) Close(ctx context.Context) error {
-	err := b.listener.close(ctx)
+	err := errors.Join(b.listener.close(ctx), b.examiner.close(ctx))
 	if b.owned != nil {
 		err = errors.Join(err, b.owned.Close())
 	}

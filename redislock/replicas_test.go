@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -357,4 +358,80 @@ func TestReplicas_lostAtTheDeadlineAndNotLater(t *testing.T) { // H2, C31
 	again, err := l.Acquire(t.Context(), "k")
 	require.NoError(t, err)
 	require.NoError(t, again.Release(t.Context()))
+}
+
+// A WAIT goes to the node that has the key, and so do we after a redirection.
+func TestReplicas_inACluster(t *testing.T) { // C83
+	c, err := testenv.StartCluster(t.Context(), nil)
+	if testenv.Skippable(err) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Stop()) })
+	ctx := t.Context()
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs(), ClusterStateReloadInterval: time.Hour})
+	t.Cleanup(func() { _ = rdb.Close() })
+	b := replicated(t, rdb)
+	requireFree(t, b, "{k}") // the client knows the cluster now
+
+	admin := func(r *testenv.Redis, args ...any) string {
+		reply, err := connect(t, r).Do(ctx, args...).Text()
+		require.NoError(t, err)
+		return reply
+	}
+	from, err := c.MasterFor(ctx, "{k}")
+	require.NoError(t, err)
+	to, err := c.MasterFor(ctx, "{other}")
+	require.NoError(t, err)
+	require.NotEqual(t, from, to)
+
+	// The slot is on its way: what is not there yet is asked for at the other node.
+	held := take(t, b, "{k}held", time.Minute)
+	slot := int(slotOf("{k}"))
+	fromID, toID := admin(from, "CLUSTER", "MYID"), admin(to, "CLUSTER", "MYID")
+	admin(to, "CLUSTER", "SETSLOT", slot, "IMPORTING", fromID)
+	admin(from, "CLUSTER", "SETSLOT", slot, "MIGRATING", toID)
+	host, port, err := net.SplitHostPort(to.Addr())
+	require.NoError(t, err)
+	admin(from, "MIGRATE", host, port, "", 0, 5000, "KEYS", "{k}held", b.counter("{k}held"))
+	renewals := []locker.Renewal{{Grant: held, TTL: time.Minute}}
+	_, err = held.Renew(ctx, time.Minute)
+	require.NoError(t, err)
+	b.RenewAll(ctx, renewals, func(_ int, _ locker.Lease, err error) { require.NoError(t, err) })
+	g, err := b.TryAcquire(ctx, request("{k}new", time.Minute)) // a script of two keys has to wait
+	require.ErrorContains(t, err, "TRYAGAIN")
+	require.Nil(t, g)
+	require.False(t, b.isPermanent(err))
+
+	// It is over: the client's map is out of date, and what it is told is followed.
+	for _, r := range []*testenv.Redis{to, from} {
+		admin(r, "CLUSTER", "SETSLOT", slot, "NODE", toID)
+	}
+	moved := take(t, b, "{k}moved", time.Minute)
+	require.Greater(t, moved.token, held.token)
+	b.RenewAll(ctx, renewals, func(_ int, _ locker.Lease, err error) { require.NoError(t, err) })
+	for _, g := range []*grant{held, moved} {
+		require.EqualValues(t, 1, connect(t, to).Exists(ctx, g.name).Val())
+		require.NoError(t, g.Release(ctx))
+	}
+
+	// Without its replica the node refuses, and the others do not care.
+	for _, r := range c.Nodes() {
+		role, err := connect(t, r).Do(ctx, "ROLE").Slice()
+		require.NoError(t, err)
+		if role[0] == "slave" && fmt.Sprint(role[2]) == port {
+			require.NoError(t, r.Pause())
+			defer func() { require.NoError(t, r.Resume()) }()
+		}
+	}
+	_, err = b.TryAcquire(ctx, request("{k}", time.Minute))
+	require.ErrorIs(t, err, ErrReplicas)
+	var free string
+	for i := 0; free == ""; i++ {
+		key := fmt.Sprint(i)
+		if r, err := c.MasterFor(ctx, key); err == nil && r != to {
+			free = key
+		}
+	}
+	requireFree(t, b, free)
 }

@@ -19,7 +19,8 @@ func until(ctx context.Context, what string, try func(context.Context) error) er
 		if err == nil {
 			return nil
 		}
-		if ctx.Err() == nil || last == nil {
+		// At the deadline a connect may fail before ctx is seen to have ended.
+		if deadline, _ := ctx.Deadline(); last == nil || ctx.Err() == nil && time.Now().Before(deadline) {
 			last = err
 		}
 		select {

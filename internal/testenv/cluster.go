@@ -52,7 +52,7 @@ func StartCluster(ctx context.Context, cfg *ClusterConfig) (*Cluster, error) {
 		return nil, err
 	}
 	c := &Cluster{nodes}
-	if err := errors.Join(c.form(ctx), c.AwaitOK(ctx)); err != nil {
+	if err := c.form(ctx); err != nil {
 		return nil, errors.Join(err, c.Stop())
 	}
 	return c, nil
@@ -62,35 +62,47 @@ func StartCluster(ctx context.Context, cfg *ClusterConfig) (*Cluster, error) {
 // others is the replica of one of them.
 func (c *Cluster) form(ctx context.Context) error {
 	masters, replicas := c.nodes[:clusterMasters], c.nodes[clusterMasters:]
-	ids := make([]string, clusterMasters)
 	err := each(c.nodes, func(i int, r *Redis) error {
+		// Two masters with the same epoch would have to agree on others first. A node
+		// that has met another refuses this.
+		return r.send(ctx, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
+	})
+	if err != nil {
+		return err
+	}
+	ids := make([]string, clusterMasters)
+	err = each(c.nodes, func(i int, r *Redis) error {
 		return r.ask(ctx, func(client *redis.Client) error {
-			pipe := client.Pipeline()
-			// Nodes with the same epoch would have to agree on others first.
-			pipe.Do(ctx, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
 			for _, other := range c.nodes[:i] { // all pairs: nobody waits for news of others
 				host, port, _ := net.SplitHostPort(other.Addr())
-				pipe.ClusterMeet(ctx, host, port)
+				if err := client.ClusterMeet(ctx, host, port).Err(); err != nil {
+					return err
+				}
 			}
-			if i < clusterMasters {
-				pipe.ClusterAddSlotsRange(ctx, clusterSlots*i/clusterMasters, clusterSlots*(i+1)/clusterMasters-1)
+			if i >= clusterMasters {
+				return nil
 			}
-			if _, err := pipe.Exec(ctx); err != nil || i >= clusterMasters {
+			first, next := clusterSlots*i/clusterMasters, clusterSlots*(i+1)/clusterMasters
+			if err := client.ClusterAddSlotsRange(ctx, first, next-1).Err(); err != nil {
 				return err
 			}
 			var err error
-			ids[i], err = client.Do(ctx, "CLUSTER", "MYID").Text()
+			ids[i], err = client.ClusterMyID(ctx).Result()
 			return err
 		})
 	})
 	if err != nil {
 		return err
 	}
-	return each(replicas, func(i int, r *Redis) error {
+	err = each(replicas, func(i int, r *Redis) error {
 		return until(ctx, "node "+r.Addr()+" to know its master "+masters[i].Addr(), func(ctx context.Context) error {
 			return r.send(ctx, "CLUSTER", "REPLICATE", ids[i])
 		})
 	})
+	if err != nil {
+		return err
+	}
+	return c.AwaitOK(ctx)
 }
 
 // Addrs are the nodes' addresses, each host:port.
@@ -112,7 +124,7 @@ func (c *Cluster) MasterFor(ctx context.Context, key string) (*Redis, error) {
 // AwaitMaster waits until the key is served by another node than this one, and
 // returns it. It blocks until ctx ends, but not longer than 30 s.
 func (c *Cluster) AwaitMaster(ctx context.Context, key string, other *Redis) (master *Redis, err error) {
-	err = until(ctx, "another master", func(ctx context.Context) error {
+	err = until(ctx, "another master", func(ctx context.Context) (err error) {
 		master, err = c.masterFor(ctx, key, other)
 		return err
 	})

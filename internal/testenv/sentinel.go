@@ -171,8 +171,9 @@ func (s *Sentinel) masterBy(ctx context.Context, r *Redis) (master *Redis, err e
 // AwaitMaster waits until the master, by the word of a sentinel, is another than
 // this one and takes writes, and returns it. It blocks until ctx ends, but not
 // longer than 30 s.
-func (s *Sentinel) AwaitMaster(ctx context.Context, other *Redis) (master *Redis, err error) {
-	err = until(ctx, "another master", func(ctx context.Context) error {
+func (s *Sentinel) AwaitMaster(ctx context.Context, other *Redis) (*Redis, error) {
+	var master *Redis
+	err := until(ctx, "another master", func(ctx context.Context) (err error) {
 		if master, err = s.Master(ctx); err != nil {
 			return err
 		}
@@ -181,7 +182,10 @@ func (s *Sentinel) AwaitMaster(ctx context.Context, other *Redis) (master *Redis
 		}
 		return master.replicates(ctx)
 	})
-	return master, err
+	if err != nil {
+		return nil, err
+	}
+	return master, nil
 }
 
 // AwaitReplicas waits until all the other servers acknowledge a write of the master,
