@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/urfave/cli/v3"
 
@@ -22,6 +23,8 @@ type app struct {
 	out io.Writer
 	err io.Writer
 	log *log.Logger // on err, one line for each message
+
+	warned sync.Map // the warnings so far: they are about the store
 
 	interrupted bool // the command that ran was ended by a Ctrl-C
 }
@@ -148,10 +151,13 @@ func (a *app) closeNow(l locker.Locker) {
 // observer writes one line for each event that the user wants to see.
 func (a *app) observer(verbose bool) func(locker.Event) {
 	return func(e locker.Event) {
-		if !verbose {
+		if !verbose && e.Kind != locker.EventWarning {
 			return
 		}
-		line := fmt.Sprintf("%s %q", e.Kind, e.Key)
+		line := string(e.Kind)
+		if e.Key != "" {
+			line += fmt.Sprintf(" %q", e.Key)
+		}
 		if e.Token != 0 {
 			line += fmt.Sprintf(" token %d", e.Token)
 		}
@@ -163,6 +169,11 @@ func (a *app) observer(verbose bool) func(locker.Event) {
 		}
 		if e.Err != nil {
 			line += ": " + oneLine(e.Err)
+		}
+		if e.Kind == locker.EventWarning {
+			if _, again := a.warned.LoadOrStore(line, nil); again {
+				return // by another Locker of the suite
+			}
 		}
 		a.log.Print(line)
 	}

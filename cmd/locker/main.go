@@ -12,7 +12,8 @@
 // or redis-sentinel://, as the backends' packages document them. There is no default.
 // Long flags take one dash or two. A "--" ends the flags: locker who -- -key.
 //
-// Messages go to standard error, one line each; --verbose (-v) adds a line for
+// Messages go to standard error, one line each: what is wrong, and a warning if the
+// store is set up so that it may break a promise. --verbose (-v) adds a line for
 // everything that happens to a lock. No message shows a URL's user or password. Text
 // that comes from the store is quoted where it could move a terminal's cursor.
 //

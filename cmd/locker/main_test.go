@@ -58,9 +58,10 @@ type world struct {
 	url string // with a prefix
 }
 
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, settings ...string) *world {
 	t.Helper()
-	srv, err := testenv.StartRedis(t.Context(), nil)
+	// One that keeps what it is told is no reason for a warning.
+	srv, err := testenv.StartRedis(t.Context(), &testenv.RedisConfig{AppendOnly: true, Settings: settings})
 	if testenv.Skippable(err) {
 		t.Skip(err)
 	}

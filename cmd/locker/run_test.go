@@ -352,6 +352,18 @@ func TestRun_anOutageThatPassesIsSurvived(t *testing.T) {
 	w.requireFree("k")
 }
 
+func TestRun_aStoreThatMayForgetIsWarnedOf(t *testing.T) {
+	w := newWorld(t, "maxmemory 50mb", "maxmemory-policy allkeys-lru")
+	p := w.start("run", "k", "--", "sh", "-c", "read x")
+	p.awaitErr("locker: warning: redislock: " + w.srv.Addr() + ": it evicts keys")
+	require.NoError(t, p.in.Close())
+	p.requireExit(1)
+
+	e := w.at("conformance", "-run", "^(H2/deadline|R3)")
+	e.requireCode(t, 0)
+	assert.Equal(t, 1, strings.Count(e.err, "warning"), "once is enough:\n%s", e.err)
+}
+
 // running is a command that was started.
 type running struct {
 	t    *testing.T
