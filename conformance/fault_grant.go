@@ -58,15 +58,10 @@ func tokenRisesAfterRestart(t *trial) {
 		t.want(k.Token() > last, fmt.Sprintf("a token over %d, the one before the restart", last), "token %d", k.Token())
 		last = k.Token()
 		t.release(k)
-		t.restart()
+		t.killServer()
+		t.restartServer()
 		t.recovered(l)
 	}
-}
-
-// restart kills the server and brings it back.
-func (t *trial) restart() {
-	t.mustWork("Server.Kill", t.suite.h.Server.Kill(t.ctx))
-	t.mustWork("Server.Restart", t.suite.h.Server.Restart(t.ctx))
 }
 
 // recovered waits until l works again, after the server was away.

@@ -53,11 +53,18 @@ func goroutinesEndAfterFaults(t *trial) {
 			if fault.Refuse {
 				net.Reset()
 			}
-			ctx, cancel := context.WithTimeout(t.ctx, 50*time.Millisecond)
-			_, err := t.try(ctx, l, t.key())
-			t.want(err != nil, "an error", "nil")
-			_ = k.Release(ctx)
-			cancel()
+			for _, call := range []func(context.Context) error{
+				func(ctx context.Context) error {
+					_, err := t.try(ctx, l, t.key())
+					return err
+				},
+				k.Release,
+			} {
+				ctx, cancel := context.WithTimeout(t.ctx, 50*time.Millisecond)
+				err := call(ctx)
+				cancel()
+				t.want(err != nil, "an error", "nil")
+			}
 			w.cancel(nil)
 			t.must(within(w.done, prompt), "an end of the cancelled wait", "none after %v", prompt)
 			if w.lock != nil {

@@ -65,14 +65,13 @@ func (t *trial) releasedAgain(k locker.Lock) {
 	t.want(done || t.can(locker.CapPushLoss), "nil from a Release when the network is back", "Release: %v", err)
 }
 
+// releaseRetried lets the work of the first Release come to its end without success.
 func releaseRetried(t *trial) {
 	l, net := t.openVia()
 	k := t.take(l, t.key(), locker.WithTTL(long))
 	net.Set(faultnet.Refused)
 	net.Reset()
-	ctx, cancel := context.WithTimeout(t.ctx, 300*time.Millisecond)
-	defer cancel()
-	err := k.Release(ctx)
+	err := k.Release(t.ctx)
 	t.want(err != nil, "an error: nothing has arrived", "Release: nil")
 	if !t.can(locker.CapPushLoss) {
 		t.wantNoMatch(err, locker.ErrLost)

@@ -117,7 +117,7 @@ func TestRun_tellsGoTest(t *testing.T) {
 	require.Contains(t, out, "--- PASS: TestRun_onMutant/R1/twice")
 	require.Contains(t, out, "--- SKIP: TestRun_onMutant/K1/invalid-sends-nothing")
 	require.Contains(t, out, "no Harness.Requests")
-	require.Contains(t, out, "3 cases: 1 pass, 1 skip, 1 fail, 0 error, 4 about other kinds of stores; skipped: 1 × no Harness.Requests")
+	require.Contains(t, out, "3 cases: 1 pass, 1 skip, 1 fail, 0 error, 5 about other kinds of stores; skipped: 1 × no Harness.Requests")
 
 	out, err = run("/W2/starvation", "waiter-starves")
 	require.NoError(t, err, "a SHOULD fails nobody: %s", out)

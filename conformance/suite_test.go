@@ -27,14 +27,34 @@ func judge(t *testing.T, id string, set func(*world)) conformance.Result {
 	var report *conformance.Report
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
+		if broken(caseOf(id)) {
+			w.server = newServer()
+		}
 		if set != nil {
 			set(w)
 		}
 		report = conformance.Check(t.Context(), w.harness(), only(id), nil)
 		time.Sleep(time.Minute) // what a Locker has given up on comes to its end
+		if w.server != nil {
+			w.server.stop()
+		}
 	})
 	require.Len(t, report.Results, 1)
 	return report.Results[0]
+}
+
+func caseOf(id string) conformance.Case {
+	for _, c := range conformance.Cases() {
+		if c.ID == id {
+			return c
+		}
+	}
+	panic("no case " + id)
+}
+
+// broken reports whether the case breaks the network or the server.
+func broken(c conformance.Case) bool {
+	return c.Uses&(conformance.PartNetwork|conformance.PartServer) != 0
 }
 
 // bubbleCases are the cases that need no processes, which a bubble cannot have.

@@ -36,6 +36,9 @@ type trial struct {
 	opening  sync.Mutex
 	observer locker.Locker // see bystander
 
+	// Of the case's own goroutine.
+	serverPaused, serverDown bool
+
 	mu       sync.Mutex
 	lockers  []locker.Locker
 	children []*child
@@ -50,6 +53,7 @@ func (t *trial) close() {
 	t.mu.Lock()
 	lockers, children, networks := t.lockers, t.children, t.networks
 	t.mu.Unlock()
+	t.mendServer()
 	for _, n := range networks {
 		// What a fault has held up can come to its end.
 		n.Set(faultnet.None)

@@ -47,9 +47,46 @@
 // after a loss of data they still rise, unless the new server's clock is behind the
 // old one's by more than the time between the two grants.
 //
+// Servers pass the end of a lease on as a time of day, from Redis 7.0 on: a
+// replica whose clock is ahead gives a key away early by as much, once it is the master.
+//
 // A redis.Ring moves keys to other shards when one of them is down, and so gives
 // them out twice: use it where a lock only saves work. It has no wake-ups either;
 // waiters look at the store up to once a second.
+//
+// # Replicas
+//
+// With Config.Replicas, or the parameter replicas, every grant, renewal and extension
+// is followed by WAIT, in the same request and on the same connection. A grant that too
+// few replicas have acknowledged in time is undone and refused with a *ReplicasError,
+// and Acquire tries again; a renewal that they have not leaves Deadline where it is, so
+// that the lock is lost before a replica that lags, and becomes the master, would let
+// its key go. A master that is cut off from them grants nothing.
+//
+// Only the number of all replicas (of each master of a cluster) gives that. With fewer,
+// one that has acknowledged nothing may be promoted, because its priority is the better
+// one or the others are down, and then all is as without WAIT. With all of them, one
+// that is down or lags stops all granting, and so does a failover until the number is
+// complete again: this is the choice of correctness over availability. Acknowledged is
+// received and not on disk: a replica that is restarted empty, and promoted, has lost
+// it. What was refused may stand on a replica for as long as its lease. And WAIT is no
+// consensus: where two holders would do damage, check the token all the same.
+//
+// A lock waits for the slowest replica that counts, a connection of the client's
+// pipeline pool meanwhile. On a cluster the requests go out by the clients of the single
+// nodes: hooks of the ClusterClient do not see them, those of OnNewNode do.
+//
+// # Failover
+//
+// A new master is found without a new client. Behind Sentinel the driver hears of it;
+// a ClusterClient is made to look again, at most four times a second, by every error
+// that a dead master may have caused. Acquire waits through it; a lock that the new
+// master knows is renewed there. How soon depends on the client's time-outs if the old
+// master hangs. The subscription for wake-ups moves too, six seconds after a connection
+// has gone silent; until then waiters go by the clock.
+//
+// While a slot moves between two nodes of a cluster, what is held in it can be renewed
+// and released, but nothing new is granted: TRYAGAIN, which is waited out.
 //
 // # Clients
 //
@@ -61,12 +98,11 @@
 //     connection until ReadTimeout, and every call needs a goroutine of its own.
 //   - DialerRetries: 1. The default dials five times, 100 ms apart, inside one command.
 //   - ReadTimeout and WriteTimeout below a third of the TTL, so that a hung request
-//     gives its connection back before the lease is over.
-//   - ClusterOptions.ClusterStateReloadInterval: about a second, so that a new master
-//     is found soon.
+//     gives its connection back before the lease is over; with Sentinel or a cluster
+//     about a second, so that a master that hangs is left soon.
 //
 // Open sets the first two on its own client, which Locker.Close closes, and with
-// several servers a second for dial_timeout, read_timeout and write_timeout, unless
+// several servers one second for dial_timeout, read_timeout and write_timeout, unless
 // the URL does. It does no I/O: the first acquire connects. Its URLs are
 //
 //	redis://user:password@host:port/database       one server; rediss:// with TLS
@@ -77,8 +113,9 @@
 // sentinels' own are the parameters sentinel_username and sentinel_password. The
 // database can be left out. With several hosts, tls=true encrypts, and every
 // certificate has to be for the name that its server is dialled by, unless
-// tls_server_name says for which. Further parameters: prefix, ttl, and those of
-// redis.ParseURL, skip_verify among them. An unknown one is locker.ErrInvalid.
+// tls_server_name says for which. Further parameters: prefix, ttl, replicas,
+// replica_timeout, and those of redis.ParseURL, skip_verify among them. An unknown one
+// is locker.ErrInvalid.
 //
 // Next to the client's connections there is one for wake-ups while somebody waits. It
 // does not count against the pool. It is checked every three seconds of silence, and
@@ -92,9 +129,14 @@
 // WRONGTYPE, an unknown command, a wrong database, a closed client, a certificate
 // that cannot be verified, and MOVED where
 // the client is not a ClusterClient. All others are waited out, among them LOADING,
-// BUSY, CLUSTERDOWN, TRYAGAIN, READONLY, NOREPLICAS, MISCONF, OOM and everything about
-// connections. What happens to locks is told to locker.Config.Observer; requests can be
-// watched with a redis.Hook on the client. This package logs nothing, but go-redis writes
+// BUSY, CLUSTERDOWN, TRYAGAIN, READONLY, NOREPLICAS, MISCONF, OOM, a *ReplicasError and
+// everything about connections. What happens to locks is told to locker.Config.Observer; requests can be
+// watched with a redis.Hook on the client. If there is an Observer, an EventWarning tells,
+// once for each server, of a maxmemory-policy other than noeviction, whether there is a
+// maxmemory or not; of no persistence (appendonly no, and no save points); of a server
+// that is a replica; and of more replicas than Config.Replicas. That takes two requests
+// to each master (INFO, CONFIG GET save) beside the first answer, and again when after
+// an error another server may answer. What they may not ask is a warning too. This package logs nothing, but go-redis writes
 // failed dials to stderr: redis.SetLogger changes that.
 //
 // # Permissions
@@ -105,7 +147,8 @@
 //	ACL SETUSER locker on >secret ~app:* &app:* +eval +evalsha +get +set +del
 //	    +time +pttl +pexpire +publish +subscribe +unsubscribe +ping
 //
-// For List it is scan as well. Without the channels (&app:*) or their commands locks work, and waiters go by the
+// Also: scan for List, wait for Replicas, info and config|get for what an Observer is
+// warned of. Without the channels (&app:*) or their commands locks work, and waiters go by the
 // clock. A user without scripts cannot take anything.
 //
 // # In Redis

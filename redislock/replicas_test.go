@@ -335,6 +335,27 @@ func TestReplicas_promotionOfALaggingReplica(t *testing.T) { // G1, H2, C89
 	}
 }
 
+// The one that has acknowledged need not be the one that is promoted.
+func TestReplicas_fewerThanAllAreNotEnough(t *testing.T) { // C89
+	t.Parallel()
+	master, fresh := startReplicated(t)
+	lagging, err := testenv.StartReplica(t.Context(), master, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, lagging.Stop()) })
+	cut(t, lagging)
+	all, err := newBackend(connect(t, master), &Config{Replicas: 2, ReplicaTimeout: 100 * time.Millisecond})
+	require.NoError(t, err)
+	defer all.Close(context.Background())
+	_, err = all.TryAcquire(t.Context(), request("k", time.Minute))
+	require.ErrorIs(t, err, ErrReplicas, "with all of them it is refused")
+	g := take(t, replicated(t, connect(t, master)), "k", time.Minute)
+	require.Equal(t, g.holder, connect(t, fresh).Get(t.Context(), "k").Val())
+
+	promote(t, lagging)
+	second := take(t, backendOn(t, connect(t, lagging), ""), "k", time.Minute)
+	require.Greater(t, second.token, g.token, "the fence tells them apart")
+}
+
 func TestReplicas_lostAtTheDeadlineAndNotLater(t *testing.T) { // H2, C31
 	t.Parallel()
 	master, replica := startReplicated(t)
