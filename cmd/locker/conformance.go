@@ -190,7 +190,7 @@ func probe(ctx context.Context, h conformance.Harness) error {
 	if err != nil {
 		return err
 	}
-	err = locker.Do(ctx, l, "conformance-probe-"+rand.Text(), func(context.Context, locker.Lock) error { return nil }, locker.WithTTL(oneRequest))
+	_, err = locker.TryDo(ctx, l, "conformance-probe-"+rand.Text(), func(context.Context, locker.Lock) error { return nil }, locker.WithTTL(oneRequest))
 	ended, end := context.WithCancel(context.Background())
 	end()
 	return errors.Join(err, l.Close(ended))

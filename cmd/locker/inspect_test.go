@@ -1,7 +1,6 @@
 package main
 
 import (
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -10,12 +9,6 @@ import (
 
 	"github.com/go-locker/locker"
 )
-
-// at runs the command with arguments that no shell has seen.
-func (w *world) at(args ...string) ended {
-	w.t.Helper()
-	return finish(w.t, exec.Command(program, append([]string{"--url", w.url}, args...)...))
-}
 
 func TestInspect_showsAndBreaksALockOfAnyName(t *testing.T) {
 	w := newWorld(t)

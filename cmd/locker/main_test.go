@@ -119,19 +119,26 @@ type ended struct {
 // shell runs a script in a real shell, where $L is the command.
 func shell(t *testing.T, url, script string) ended {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "sh", "-c", script)
-	cmd.Env = append(os.Environ(), "L="+program, "LOCKER_URL="+url)
-	return finish(t, cmd)
+	return execute(t, url, "sh", "-c", script)
 }
 
-func finish(t *testing.T, cmd *exec.Cmd) ended {
+// at runs the command with arguments that no shell has seen.
+func (w *world) at(args ...string) ended {
+	w.t.Helper()
+	return execute(w.t, w.url, program, args...)
+}
+
+func execute(t *testing.T, url, name string, args ...string) ended {
 	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Env = append(os.Environ(), "L="+program, "LOCKER_URL="+url)
 	var out, err bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &err
 	cmd.WaitDelay = time.Second
 	withoutTerminal(cmd)
+	cmd.Cancel = func() error { return killAll(cmd) }
 	began := time.Now()
 	ran := cmd.Run()
 	if _, exited := errors.AsType[*exec.ExitError](ran); !exited {

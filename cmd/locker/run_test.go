@@ -139,8 +139,7 @@ func TestHelp_showsNoPassword(t *testing.T) {
 func TestRun_takesAnyKey(t *testing.T) {
 	w := newWorld(t)
 	for _, key := range []string{"help", "run", "a b", "-n", "--", " x", "-5", "ключ", "a\nb"} {
-		cmd := exec.Command(program, "--url", w.url, "run", "--", key, "--", "sh", "-c", `printf %s "$LOCKER_KEY"`)
-		e := finish(t, cmd)
+		e := w.at("run", "--", key, "--", "sh", "-c", `printf %s "$LOCKER_KEY"`)
 		e.requireCode(t, 0)
 		assert.Equal(t, key, e.out)
 	}
@@ -407,7 +406,7 @@ func (w *world) run(cmd *exec.Cmd) *running {
 		_ = cmd.Wait()
 	}()
 	w.t.Cleanup(func() {
-		_ = cmd.Process.Kill()
+		_ = killAll(cmd)
 		<-p.end
 		r.Close()
 	})
