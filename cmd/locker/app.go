@@ -70,7 +70,7 @@ func (a *app) root() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{
 				Name:    "url",
-				Usage:   "where the locks are: redis://[user:password@]host:6379/0?prefix=app:&ttl=10s, rediss://…, mem://",
+				Usage:   "where the locks are: redis://[user:password@]host:6379/0?prefix=app:&ttl=10s, rediss://…, redis-cluster://host:port,…, redis-sentinel://host:port,…/master, mem://",
 				Sources: cli.EnvVars("LOCKER_URL"),
 			},
 			&cli.BoolFlag{

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"slices"
 	"syscall"
 	"time"
 
@@ -42,12 +43,7 @@ func (a *app) conformance(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return usagef("-run: %v", err)
 	}
-	var chosen []conformance.Case
-	for _, cs := range conformance.Cases() {
-		if filter.MatchString(cs.ID) {
-			chosen = append(chosen, cs)
-		}
-	}
+	chosen := slices.DeleteFunc(conformance.Cases(), func(cs conformance.Case) bool { return !filter.MatchString(cs.ID) })
 	switch args := words(c); {
 	case len(chosen) == 0:
 		return usagef("no case matches -run %q; -list prints all", c.String("run"))
@@ -73,6 +69,7 @@ func (a *app) conformance(ctx context.Context, c *cli.Command) error {
 	}
 
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer context.AfterFunc(ctx, stop)() // the second one ends at once
 	defer stop()
 	harness, err := a.harness(ctx, c)
 	if err != nil {
@@ -81,7 +78,7 @@ func (a *app) conformance(ctx context.Context, c *cli.Command) error {
 	if harness.Env != nil && conformance.Child(ctx, harness) {
 		return nil
 	}
-	return a.check(ctx, c, harness, filter)
+	return a.check(ctx, c, harness, filter, chosen)
 }
 
 // harness is how the suite reaches the deployment.
@@ -108,7 +105,7 @@ func (a *app) harness(ctx context.Context, c *cli.Command) (conformance.Harness,
 }
 
 // check runs the suite and reports.
-func (a *app) check(ctx context.Context, c *cli.Command, h conformance.Harness, filter *regexp.Regexp) error {
+func (a *app) check(ctx context.Context, c *cli.Command, h conformance.Harness, filter *regexp.Regexp, chosen []conformance.Case) error {
 	text := a.out
 	var reports []report
 	for _, r := range []report{{file: c.String("json"), write: writeJSON}, {file: c.String("junit"), write: writeJUnit}} {
@@ -128,23 +125,37 @@ func (a *app) check(ctx context.Context, c *cli.Command, h conformance.Harness, 
 		reports = append(reports, r)
 	}
 
-	if err := probe(ctx, h); err != nil {
-		return notTested(err)
+	result := run{store: storeOf(c.String("url")), start: time.Now()}
+	unreachable := probe(ctx, h)
+	if unreachable != nil {
+		result.Report = notRun(chosen, unreachable) // a CI server that finds no report may find an old one
+	} else {
+		result.Report = conformance.Check(ctx, h, filter, func(r conformance.Result) {
+			if ctx.Err() == nil { // what was cut short, and what was not run, says nothing
+				fmt.Fprintln(text, r)
+			}
+		})
+		fmt.Fprintln(text, result.Summary())
 	}
-	start := time.Now()
-	outcome := conformance.Check(ctx, h, filter, func(r conformance.Result) {
-		if ctx.Err() == nil { // what was cut short, and what was not run, says nothing
-			fmt.Fprintln(text, r)
-		}
-	})
-	result := run{Report: outcome, store: storeOf(c.String("url")), start: start, interrupted: ctx.Err() != nil}
-	fmt.Fprintln(text, outcome.Summary())
+	result.interrupted = ctx.Err() != nil
 	for _, r := range reports {
 		if err := r.write(r.to, result); err != nil {
 			return notTested(err)
 		}
 	}
+	if unreachable != nil {
+		return notTested(unreachable)
+	}
 	return a.verdict(ctx, h, result)
+}
+
+// notRun is the report of a run that did not begin.
+func notRun(cases []conformance.Case, why error) *conformance.Report {
+	r := new(conformance.Report)
+	for _, c := range cases {
+		r.Results = append(r.Results, conformance.Result{Case: c, Status: conformance.Error, Reason: "not run: " + oneLine(why)})
+	}
+	return r
 }
 
 // report is where and how to write a run down.

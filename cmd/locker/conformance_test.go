@@ -74,10 +74,14 @@ func TestConformance_isOneWhereARuleIsBroken(t *testing.T) {
 }
 
 func TestConformance_isTwoWhereNothingWasTested(t *testing.T) {
-	e := shell(t, "", `"$L" conformance redis://user:secret@127.0.0.1:1/0`)
+	e := shell(t, "", `"$L" conformance -json - redis://user:secret@127.0.0.1:1/0`)
 	e.requireCode(t, 2, "refused")
-	assert.NotContains(t, e.err, "secret")
-	assert.Empty(t, e.out, "no case can be judged")
+	assert.NotContains(t, e.err+e.out, "secret")
+	assert.NotContains(t, e.err, "G1/", "no case can be judged")
+	var got jsonReport
+	require.NoError(t, json.Unmarshal([]byte(e.out), &got))
+	assert.Equal(t, len(conformance.Cases()), got.Count[conformance.Error])
+	assert.False(t, got.OK)
 	shell(t, "mem://", `"$L" conformance -json /no/such/directory/report`).requireCode(t, 2, "no such")
 	shell(t, "nowhere://x", `"$L" conformance`).requireCode(t, 64, "unknown scheme")
 	shell(t, "", `"$L" conformance`).requireCode(t, 64, "LOCKER_URL")

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-locker/locker"
 	"github.com/go-locker/locker/conformance"
 )
 
@@ -75,7 +76,7 @@ type jsonFailure struct {
 
 func writeJSON(w io.Writer, r run) error {
 	out := jsonReport{
-		Version: reportVersion, Store: r.store, Backend: r.Backend, Capabilities: strings.Split(r.Can.String(), ", "),
+		Version: reportVersion, Store: r.store, Backend: r.Backend, Capabilities: capabilities(r.Can),
 		Started: r.start.UTC(), Seconds: time.Since(r.start).Seconds(), OK: r.OK(), Interrupted: r.interrupted,
 		Summary: r.Summary(), Count: make(map[conformance.Status]int), NotApplicable: r.NotApplicable,
 	}
@@ -94,6 +95,13 @@ func writeJSON(w io.Writer, r run) error {
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
 	return e.Encode(out)
+}
+
+func capabilities(can locker.Capability) []string {
+	if can == 0 {
+		return []string{}
+	}
+	return strings.Split(can.String(), ", ")
 }
 
 type junitSuite struct {
