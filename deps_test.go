@@ -10,10 +10,11 @@ import (
 )
 
 // Who imports a backend compiles that backend's client and no other, and nothing
-// that is there for tests.
+// that is there for tests or for the command line.
 func TestPackages_bringOnlyWhatTheyNeed(t *testing.T) {
 	const module = "github.com/go-locker/locker"
 	tests := []string{"testing", "github.com/stretchr", "go.uber.org/goleak", module + "/conformance", module + "/internal/testenv"}
+	commands := []string{"github.com/urfave", module + "/cmd"}
 	clients := []string{"github.com/redis", "github.com/jackc", "go.etcd.io", "google.golang.org"}
 	for _, tc := range []struct {
 		pkg  string
@@ -30,7 +31,7 @@ func TestPackages_bringOnlyWhatTheyNeed(t *testing.T) {
 			require.NoError(t, err)
 			deps := strings.Fields(string(out))
 			require.Contains(t, deps, module, "the list is not one of dependencies")
-			for _, unwanted := range slices.Concat(clients, tests) {
+			for _, unwanted := range slices.Concat(clients, tests, commands) {
 				if unwanted == tc.mine {
 					continue
 				}

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/signal"
+	"os/user"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/go-locker/locker"
+)
+
+func (a *app) runCommand() *cli.Command {
+	stopAtKey := 1
+	return &cli.Command{
+		Name:         "run",
+		Usage:        "run a command while holding a key",
+		ArgsUsage:    "KEY -- COMMAND [ARGUMENT...]",
+		OnUsageError: asIs,
+		StopOnNthArg: &stopAtKey,
+		MutuallyExclusiveFlags: []cli.MutuallyExclusiveFlags{{Flags: [][]cli.Flag{
+			{&cli.BoolFlag{Name: "nonblock", Aliases: []string{"n"}, Usage: "do not wait for the key"}},
+			{&cli.StringFlag{Name: "wait", Aliases: []string{"w"}, Usage: "wait at most `D` for the key: seconds, or a duration such as 1m30s"}},
+		}}},
+		Flags: []cli.Flag{
+			&cli.IntFlag{Name: "conflict-exit-code", Aliases: []string{"E"}, Value: exitHeld, Usage: "exit with `CODE` if the key is held"},
+			&cli.DurationFlag{Name: "ttl", DefaultText: "30s, or the URL's ttl", Usage: "lease: what a crash blocks the key for at most"},
+			&cli.DurationFlag{Name: "grace", DefaultText: "a third of the TTL", Usage: "what the command gets between SIGTERM and SIGKILL when the lock is lost, at most half the TTL"},
+			&cli.StringFlag{Name: "label", Value: ownLabel(), DefaultText: "user@host and process id", Usage: "what locker who shows of this holder"},
+		},
+		Action: action(a.runLocked),
+	}
+}
+
+// task is what the arguments of run ask for.
+type task struct {
+	key     string
+	command *process
+	wait    time.Duration // 0: not at all; forever
+	ttl     time.Duration
+	grace   time.Duration
+	held    int // the exit code
+	label   string
+}
+
+const forever time.Duration = -1
+
+func newTask(c *cli.Command) (t task, err error) {
+	args := words(c)
+	if len(args) < 3 || args[1] != "--" {
+		return t, usagef("want: locker run [flags] KEY -- COMMAND [ARGUMENT...]")
+	}
+	t = task{
+		key:   args[0],
+		wait:  forever,
+		ttl:   c.Duration("ttl"),
+		grace: c.Duration("grace"),
+		held:  c.Int("conflict-exit-code"),
+		label: c.String("label"),
+	}
+	switch {
+	case c.Bool("nonblock"):
+		t.wait = 0
+	case c.IsSet("wait"):
+		if t.wait, err = parseWait(c.String("wait")); err != nil {
+			return t, err
+		}
+	}
+	if t.held < 0 || t.held > 255 {
+		return t, usagef("-E %d is not between 0 and 255", t.held)
+	}
+	if !c.IsSet("ttl") {
+		t.ttl = ttlOf(c.String("url"))
+	}
+	if !c.IsSet("grace") {
+		t.grace = t.ttl / 3
+	}
+	if t.grace < 0 || t.grace > t.ttl/2 {
+		// The next renewal is due when a third of the TTL has passed, and needs time.
+		return t, usagef("grace %v is not between 0 and half the TTL, %v", t.grace, t.ttl/2)
+	}
+	t.command, err = newProcess(args[2:])
+	return t, err
+}
+
+// parseWait reads seconds, as flock takes them, or a duration.
+func parseWait(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		d, err = time.ParseDuration(s + "s")
+	}
+	if err != nil || d < 0 {
+		return 0, usagef("-w %q is neither seconds nor a duration such as 1m30s", s)
+	}
+	return d, nil
+}
+
+// ttlOf is the lease of a lock that is opened by the URL. What is wrong with the URL
+// is for Open to say.
+func ttlOf(raw string) time.Duration {
+	if u, err := url.Parse(raw); err == nil {
+		if d, err := time.ParseDuration(u.Query().Get("ttl")); err == nil {
+			return d
+		}
+	}
+	return locker.DefaultTTL
+}
+
+func ownLabel() string {
+	name := "?"
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "?"
+	}
+	return fmt.Sprintf("%s@%s pid %d", name, host, os.Getpid())
+}
+
+func (a *app) runLocked(ctx context.Context, c *cli.Command) error {
+	t, err := newTask(c)
+	if err != nil {
+		return err
+	}
+	signals := make(chan os.Signal, 16)
+	for _, s := range passedSignals {
+		if !signal.Ignored(s) { // nohup means it for the command too
+			signal.Notify(signals, s)
+		}
+	}
+	defer signal.Stop(signals)
+	// A message that nobody reads must not end this process while the command runs.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+
+	l, err := a.open(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer a.closeNow(l)
+	k, err := a.acquire(ctx, l, t, signals, c.Bool("verbose"))
+	if err != nil {
+		return err
+	}
+
+	t.command.setenv("LOCKER_KEY="+k.Key(), "LOCKER_OWNER="+k.Owner(), "LOCKER_TOKEN="+strconv.FormatUint(k.Token(), 10))
+	lost, err := t.command.run(k, t.grace, signals, a.log)
+	switch released := k.Release(ctx); {
+	case lost != nil:
+		return &exitError{exitLost, lost}
+	case errors.Is(released, locker.ErrLost): // the command ended before it was known
+		return &exitError{exitLost, released}
+	case released != nil:
+		a.log.Printf("%s; the key may stay taken for its TTL", oneLine(released))
+	}
+	a.interrupted = t.command.interrupted
+	return err
+}
+
+// acquire gets the lock, or the error with the exit code.
+func (a *app) acquire(ctx context.Context, l locker.Locker, t task, signals <-chan os.Signal, verbose bool) (locker.Lock, error) {
+	ctx, stop := context.WithCancelCause(ctx)
+	listening := make(chan struct{})
+	go func() {
+		defer close(listening)
+		select {
+		case s := <-signals:
+			stop(signalled(s))
+		case <-ctx.Done():
+		}
+	}()
+	k, err := acquire(ctx, l, t)
+	stop(nil)
+	<-listening
+	bySignal, ok := errors.AsType[*exitError](context.Cause(ctx))
+	switch {
+	case ok:
+		return nil, bySignal // Close gives back what was granted in the same moment
+	case err == nil:
+		return k, nil
+	case !errors.Is(err, locker.ErrHeld):
+		return nil, &exitError{codeOf(err), err}
+	case verbose:
+		return nil, &exitError{t.held, err}
+	}
+	return nil, &exitError{code: t.held} // as quiet as flock
+}
+
+func acquire(ctx context.Context, l locker.Locker, t task) (locker.Lock, error) {
+	opts := []locker.Option{locker.WithTTL(t.ttl), locker.WithLabel(t.label)}
+	if t.wait > 0 {
+		ctx, cancel := context.WithTimeout(ctx, t.wait)
+		defer cancel()
+		return l.Acquire(ctx, t.key, opts...)
+	}
+	first, cancel := context.WithTimeout(ctx, oneRequest)
+	defer cancel()
+	k, err := l.TryAcquire(first, t.key, opts...)
+	if t.wait == 0 || !errors.Is(err, locker.ErrHeld) {
+		return k, err // a wait without an end is for a holder, not for a store that may not be there
+	}
+	return l.Acquire(ctx, t.key, opts...)
+}
