@@ -68,7 +68,7 @@ func (r *HistoryResult) String() string {
 //     until its release was called, its loss was told, its own Deadline, or its
 //     process was killed, whichever was first;
 //   - no lock is believed in after its own Deadline;
-//   - tokens rise in the order of the grants;
+//   - tokens rise in the order of the grants, where there are tokens;
 //   - no update of a register is lost that refuses old tokens;
 //   - an Extend that says lost is right;
 //   - no acquire outlasts its context;
@@ -122,7 +122,7 @@ func (s *suite) history(ctx context.Context, cfg HistoryConfig) (*HistoryResult,
 	if r.Status == Error {
 		return nil, errors.New(r.Reason)
 	}
-	res := a.check(m.stops)
+	res := a.check(s.info.Can, m.stops)
 	res.Seed, res.Took, res.Faults = cfg.Seed, time.Since(start), m.faults
 	for _, f := range r.Failures {
 		res.Violations = append(res.Violations, fmt.Sprintf("%s: seen: %s; wanted: %s", f.Place, f.Seen, f.Wanted))

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/go-locker/locker"
 )
 
 // archive keeps what the clients of a history were told, and the registers.
@@ -144,8 +146,8 @@ func (a *archive) killed(process int, at time.Duration) {
 	}
 }
 
-// check judges what was recorded.
-func (a *archive) check(stops []span) *HistoryResult {
+// check judges what was recorded of a Locker that can do so much.
+func (a *archive) check(can locker.Capability, stops []span) *HistoryResult {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	res := &HistoryResult{
@@ -179,7 +181,9 @@ func (a *archive) check(stops []span) *HistoryResult {
 	}
 	for _, claims := range byKey {
 		overlaps(claims, broken)
-		tokensRise(claims, broken)
+		if can.Has(locker.CapToken) {
+			tokensRise(claims, broken)
+		}
 	}
 	slices.Sort(res.Violations)
 	return res

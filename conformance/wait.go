@@ -76,8 +76,10 @@ func killedHolder(t *trial) {
 	held := c.acquire(key, t.ttl)
 	t.wantHeld(key)
 	w := t.waitInLine(t.open(), key)
+	killed := time.Now()
 	c.kill()
 	k := w.served(held.ttl + prompt)
+	t.figure("takeover after kill -9", w.at.Sub(killed))
 	if t.can(locker.CapToken) {
 		t.want(k.Token() > held.Token(), fmt.Sprintf("a token over %d, the dead holder's", held.Token()), "token %d", k.Token())
 	}

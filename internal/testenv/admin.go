@@ -31,3 +31,16 @@ func (r *Redis) AddUser(ctx context.Context, name, password string, rules ...str
 func (r *Redis) ConfigSet(ctx context.Context, name, value string) error {
 	return r.send(ctx, "CONFIG", "SET", name, value)
 }
+
+// DropReplicas breaks the connections of the replicas. What is written from then on
+// reaches one only after it has connected again, which a paused one does not. It
+// blocks until the answer or ctx's end.
+func (r *Redis) DropReplicas(ctx context.Context) error {
+	return r.send(ctx, "CLIENT", "KILL", "TYPE", "replica")
+}
+
+// Promote makes a replica a master (REPLICAOF NO ONE). It blocks until the answer or
+// ctx's end.
+func (r *Redis) Promote(ctx context.Context) error {
+	return r.send(ctx, "REPLICAOF", "NO", "ONE")
+}

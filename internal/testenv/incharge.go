@@ -1,0 +1,83 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"sync"
+)
+
+// InCharge breaks the server that is in charge at that moment, of one or several,
+// and mends it again. It is safe for concurrent use, and does one thing at a time.
+type InCharge struct {
+	find  func(ctx context.Context) (*Redis, error)
+	whole func(ctx context.Context) error
+
+	mu     sync.Mutex
+	broken *Redis
+}
+
+// InCharge is this server.
+func (r *Redis) InCharge() *InCharge {
+	return &InCharge{
+		find:  func(context.Context) (*Redis, error) { return r, nil },
+		whole: func(context.Context) error { return nil },
+	}
+}
+
+// InCharge is the master.
+func (s *Sentinel) InCharge() *InCharge {
+	return &InCharge{find: s.Master, whole: s.AwaitReplicas}
+}
+
+// InCharge is the node that serves key.
+func (c *Cluster) InCharge(key string) *InCharge {
+	return &InCharge{
+		find:  func(ctx context.Context) (*Redis, error) { return c.MasterFor(ctx, key) },
+		whole: c.AwaitOK,
+	}
+}
+
+// Pause stops the server in its tracks.
+func (i *InCharge) Pause(ctx context.Context) error { return i.breakBy(ctx, (*Redis).Pause) }
+
+// Kill ends the server at once.
+func (i *InCharge) Kill(ctx context.Context) error { return i.breakBy(ctx, (*Redis).Kill) }
+
+// Resume lets the server that was paused go on, and waits until all servers are
+// again what they have to be to each other.
+func (i *InCharge) Resume(ctx context.Context) error {
+	return i.mendBy(ctx, func(r *Redis) error { return r.Resume() })
+}
+
+// Restart starts the server that was killed, and waits as Resume does.
+func (i *InCharge) Restart(ctx context.Context) error {
+	return i.mendBy(ctx, func(r *Redis) error { return r.Restart(ctx) })
+}
+
+func (i *InCharge) breakBy(ctx context.Context, how func(*Redis) error) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.broken != nil {
+		return errors.New("testenv: a server is broken already")
+	}
+	r, err := i.find(ctx)
+	if err != nil {
+		return err
+	}
+	i.broken = r
+	return how(r)
+}
+
+func (i *InCharge) mendBy(ctx context.Context, how func(*Redis) error) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.broken == nil {
+		return errors.New("testenv: no server is broken")
+	}
+	r := i.broken
+	i.broken = nil
+	if err := how(r); err != nil {
+		return err
+	}
+	return i.whole(ctx)
+}
