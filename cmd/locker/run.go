@@ -166,23 +166,23 @@ func (a *app) runLocked(ctx context.Context, c *cli.Command) error {
 
 // acquire gets the lock, or the error with the exit code.
 func (a *app) acquire(ctx context.Context, l locker.Locker, t task, signals <-chan os.Signal, verbose bool) (locker.Lock, error) {
-	ctx, stop := context.WithCancelCause(ctx)
+	ctx, stop := context.WithCancel(ctx)
 	listening := make(chan struct{})
+	var caught os.Signal
 	go func() {
 		defer close(listening)
 		select {
-		case s := <-signals:
-			stop(signalled(s))
+		case caught = <-signals:
+			stop()
 		case <-ctx.Done():
 		}
 	}()
 	k, err := acquire(ctx, l, t)
-	stop(nil)
+	stop()
 	<-listening
-	bySignal, ok := errors.AsType[*exitError](context.Cause(ctx))
 	switch {
-	case ok:
-		return nil, bySignal // Close gives back what was granted in the same moment
+	case caught != nil:
+		return nil, signalled(caught) // Close gives back what was granted in the same moment
 	case err == nil:
 		return k, nil
 	case !errors.Is(err, locker.ErrHeld):
