@@ -82,25 +82,51 @@ func TestHistory_catchesControls(t *testing.T) {
 	}
 }
 
-func TestHistory_onRedis(t *testing.T) {
-	srv, err := testenv.StartRedis(t.Context(), &testenv.RedisConfig{AppendOnly: true})
+// durable keeps what it has confirmed, also when it is killed.
+var durable = testenv.RedisConfig{AppendOnly: true}
+
+// historiesOn runs some on real servers, with processes. make soak runs many.
+func historiesOn(t *testing.T, url string, i *testenv.InCharge, failover bool, seeds ...uint64) {
+	h := harnessOf(url)
+	h.TTL = 500 * time.Millisecond
+	h.Server = &conformance.Server{Pause: i.Pause, Resume: i.Resume, Kill: i.Kill, Restart: i.Restart, Failover: failover}
+	for _, seed := range seeds {
+		r, err := conformance.History(t.Context(), h, conformance.HistoryConfig{Seed: seed, KillServer: true})
+		require.NoError(t, err)
+		t.Log(r)
+		require.Empty(t, r.Violations)
+		require.Positive(t, r.Grants)
+	}
+}
+
+func TestHistory_onRedis(t *testing.T) { // C10, C31, C46, C89, C90
+	srv, err := testenv.StartRedis(t.Context(), &durable)
 	if testenv.Skippable(err) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, srv.Stop()) })
-	h := harnessOf(srv.URL())
-	h.TTL = 500 * time.Millisecond
-	h.Server = &conformance.Server{
-		Pause:   func(context.Context) error { return srv.Pause() },
-		Resume:  func(context.Context) error { return srv.Resume() },
-		Kill:    func(context.Context) error { return srv.Kill() },
-		Restart: srv.Restart,
+	historiesOn(t, srv.URL(), srv.InCharge(), false, 1, 2, 3)
+}
+
+// Every grant and every renewal waits for all replicas: whoever is promoted knows it.
+func TestHistory_onSentinel(t *testing.T) { // C89
+	srv, err := testenv.StartSentinel(t.Context(), &testenv.SentinelConfig{Redis: durable})
+	if testenv.Skippable(err) {
+		t.Skip(err)
 	}
-	for seed := range uint64(3) {
-		r, err := conformance.History(t.Context(), h, conformance.HistoryConfig{Seed: seed, KillServer: true})
-		require.NoError(t, err)
-		t.Log(r)
-		require.Empty(t, r.Violations)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, srv.Stop()) })
+	historiesOn(t, srv.URL()+"?replicas=2", srv.InCharge(), true, 1)
+}
+
+func TestHistory_onCluster(t *testing.T) { // C83, C89
+	const tag = "{history}" // all keys in one slot: the node that breaks is theirs
+	srv, err := testenv.StartCluster(t.Context(), &testenv.ClusterConfig{Redis: durable})
+	if testenv.Skippable(err) {
+		t.Skip(err)
 	}
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, srv.Stop()) })
+	historiesOn(t, srv.URL()+"?replicas=1&prefix="+tag, srv.InCharge(tag), true, 1)
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -67,12 +68,7 @@ func serve(t *testing.T) *server {
 func (s *server) has(line string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, seen := range s.seen {
-		if seen == line {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(s.seen, line)
 }
 
 // client is one connection through the network.

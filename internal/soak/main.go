@@ -37,12 +37,14 @@ type soak struct {
 	broken bool
 }
 
-func main() {
+func main() { os.Exit(run()) }
+
+func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	registerControls()
 	if conformance.Child(ctx, harness(os.Getenv(urlEnv))) {
-		return
+		return 0
 	}
 
 	var s soak
@@ -55,7 +57,7 @@ func main() {
 	chosen, err := regexp.Compile(*only)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(2)
+		return 2
 	}
 	for _, part := range []struct {
 		name string
@@ -76,12 +78,13 @@ func main() {
 		fmt.Printf("%s (%s, TTL %v)\n", part.name, time.Now().Format(time.DateOnly), ttl)
 		if err := part.run(ctx); err != nil {
 			fmt.Fprintf(os.Stderr, "%s: %v\n", part.name, err)
-			os.Exit(2)
+			return 2
 		}
 	}
 	if s.broken {
-		os.Exit(1)
+		return 1
 	}
+	return 0
 }
 
 // harness reaches a store by its URL.

@@ -89,12 +89,12 @@ func promotion(ctx context.Context, query string) (double, refused, kept int, er
 	if err != nil {
 		return 0, 0, 0, err
 	}
-	defer master.Stop()
+	defer func() { err = errors.Join(err, master.Stop()) }()
 	replica, err := testenv.StartReplica(ctx, master, nil)
 	if err != nil {
 		return 0, 0, 0, err
 	}
-	defer replica.Stop()
+	defer func() { err = errors.Join(err, replica.Stop()) }()
 	first, err := locker.Open(ctx, master.URL()+query)
 	if err != nil {
 		return 0, 0, 0, err
