@@ -47,15 +47,19 @@ type piece struct {
 	sent time.Time
 }
 
-// connect builds the way to server.
-func (n *Network) connect(server net.Conn) (net.Conn, error) {
+// connect builds the way to server, unless there was a reset since the dial began.
+func (n *Network) connect(server net.Conn, resets int) (net.Conn, error) {
 	client, pipe := net.Pipe()
 	c := &conn{Conn: client, n: n, pipe: pipe, server: server, broken: make(chan struct{})}
 	n.mu.Lock()
-	if n.closed {
+	if n.closed || n.resets != resets {
+		err := net.ErrClosed
+		if !n.closed {
+			err = syscall.ECONNRESET
+		}
 		n.mu.Unlock()
 		_, _, _ = client.Close(), pipe.Close(), server.Close()
-		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: net.ErrClosed}
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: err}
 	}
 	if n.conns == nil {
 		n.conns = make(map[*conn]struct{})

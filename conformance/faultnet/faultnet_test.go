@@ -236,6 +236,18 @@ func TestNetwork_refusesAndHangs(t *testing.T) {
 	require.NoError(t, <-dialled)
 }
 
+func TestNetwork_aResetMeetsConnectionsThatAreBeingMade(t *testing.T) {
+	n := network(t)
+	n.Under = func(context.Context, string, string) (net.Conn, error) {
+		n.Set(faultnet.Refused)
+		n.Reset()
+		client, _ := net.Pipe()
+		return client, nil
+	}
+	_, err := n.Dial(t.Context(), "tcp", "anywhere")
+	require.ErrorIs(t, err, syscall.ECONNRESET)
+}
+
 func TestNetwork_delays(t *testing.T) {
 	s, n := serve(t), network(t)
 	c := dial(t, n, s)

@@ -42,6 +42,7 @@ type Network struct {
 	fault   Fault
 	conns   map[*conn]struct{}
 	closed  bool
+	resets  int // so far
 
 	drop  int                 // replies to lose, see DropReplies
 	match func(p []byte) bool // of these requests
@@ -57,7 +58,8 @@ func (n *Network) Dial(ctx context.Context, network, address string) (net.Conn, 
 	n.mu.Lock()
 	n.dials++
 	n.mu.Unlock()
-	if err := n.admit(ctx, network); err != nil {
+	resets, err := n.admit(ctx, network)
+	if err != nil {
 		return nil, err
 	}
 	under := n.Under
@@ -68,30 +70,32 @@ func (n *Network) Dial(ctx context.Context, network, address string) (net.Conn, 
 	if err != nil {
 		return nil, err
 	}
-	return n.connect(server)
+	return n.connect(server, resets)
 }
 
-// admit waits until the network lets a new connection through.
-func (n *Network) admit(ctx context.Context, network string) error {
+// admit waits until the network lets a new connection through. It returns the number
+// of resets until then.
+func (n *Network) admit(ctx context.Context, network string) (resets int, err error) {
 	for {
 		n.mu.Lock()
 		fault, closed, changed := n.fault, n.closed, n.change()
+		resets = n.resets
 		if fault.Refuse || fault.Hang {
 			n.hits++
 		}
 		n.mu.Unlock()
 		switch {
 		case closed:
-			return &net.OpError{Op: "dial", Net: network, Err: net.ErrClosed}
+			return 0, &net.OpError{Op: "dial", Net: network, Err: net.ErrClosed}
 		case fault.Refuse:
-			return &net.OpError{Op: "dial", Net: network, Err: syscall.ECONNREFUSED}
+			return 0, &net.OpError{Op: "dial", Net: network, Err: syscall.ECONNREFUSED}
 		case !fault.Hang:
-			return nil
+			return resets, nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return &net.OpError{Op: "dial", Net: network, Err: context.Cause(ctx)}
+			return 0, &net.OpError{Op: "dial", Net: network, Err: context.Cause(ctx)}
 		}
 	}
 }
@@ -115,10 +119,11 @@ func (n *Network) Strand() {
 	n.announce()
 }
 
-// Reset breaks all connections of now, as a host does that has forgotten them.
-// What was on its way, in either direction, is lost.
+// Reset breaks all connections of now, as a host does that has forgotten them; those
+// that are just being made, too. What was on its way, in either direction, is lost.
 func (n *Network) Reset() {
 	n.mu.Lock()
+	n.resets++
 	var conns []*conn
 	for c := range n.conns {
 		conns = append(conns, c)
