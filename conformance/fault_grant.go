@@ -41,15 +41,6 @@ var grantFaults = []Case{{
 	run: lateGrant,
 }}
 
-// forASecond bounds a call that a fault keeps from its answer. It is long enough
-// for a call that goes well.
-func (t *trial) forASecond() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(t.ctx, time.Second)
-}
-
-// connected makes l connect.
-func (t *trial) connected(l locker.Locker) { t.release(t.take(l, t.key())) }
-
 func tokenRisesAfterRestart(t *trial) {
 	l, key := t.open(), t.key()
 	var last uint64
@@ -63,18 +54,6 @@ func tokenRisesAfterRestart(t *trial) {
 		t.recovered(l)
 	}
 }
-
-// recovered waits until l works again, after the server was away.
-func (t *trial) recovered(l locker.Locker) {
-	ctx, cancel := context.WithTimeout(t.ctx, recovery)
-	defer cancel()
-	k, err := t.acquire(ctx, l, t.key())
-	t.must(err == nil, fmt.Sprintf("a lock within %v of the server's return", recovery), "Acquire: %v", err)
-	t.release(k)
-}
-
-// recovery bounds the time that a client, and a failover, need to find back.
-const recovery = 20 * time.Second
 
 // lostReply loses the answers to requests that were served. The lease is long, so
 // that nothing but the undo frees the key.
@@ -136,16 +115,12 @@ func cancelledInFlight(t *trial) {
 
 // unreachable is asked of clients with a connection and of new ones.
 func unreachable(t *trial) {
-	faults := []faultnet.Fault{faultnet.BlackHole, faultnet.Mute, faultnet.Deaf, faultnet.Refused}
-	t.parallel(2*len(faults), func(i int) {
+	t.parallel(2*len(outages), func(i int) {
 		l, net := t.openVia()
 		if i%2 == 0 {
 			t.connected(l)
 		}
-		net.Set(faults[i/2])
-		if faults[i/2].Refuse {
-			net.Reset()
-		}
+		outage(net, outages[i/2])
 		for _, acquire := range []func(context.Context, locker.Locker, string, ...locker.Option) (locker.Lock, error){t.acquire, t.try} {
 			ctx, cancel := context.WithTimeoutCause(t.ctx, 300*time.Millisecond, errCause)
 			start := time.Now()
@@ -167,16 +142,12 @@ func unreachable(t *trial) {
 // so about, under every fault.
 func outageIsNotHeld(t *trial) {
 	held := t.take(t.open(), t.key(), locker.WithTTL(long))
-	faults := []faultnet.Fault{faultnet.BlackHole, faultnet.Mute, faultnet.Deaf, faultnet.Refused}
-	t.parallel(len(faults), func(i int) {
+	t.parallel(len(outages), func(i int) {
 		l, net := t.openVia()
 		t.connected(l)
 		_, err := t.try(t.ctx, l, held.Key())
 		t.wantError(err, locker.ErrHeld)
-		net.Set(faults[i])
-		if faults[i].Refuse {
-			net.Reset()
-		}
+		outage(net, outages[i])
 		for _, key := range []string{t.key(), held.Key()} {
 			ctx, cancel := context.WithTimeout(t.ctx, 200*time.Millisecond)
 			k, err := t.try(ctx, l, key)

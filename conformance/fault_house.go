@@ -49,10 +49,7 @@ func goroutinesEndAfterFaults(t *trial) {
 		for _, fault := range []faultnet.Fault{faultnet.BlackHole, faultnet.Refused, faultnet.Mute} {
 			k := t.take(l, t.key())
 			w := t.waitInLine(l, k.Key())
-			net.Set(fault)
-			if fault.Refuse {
-				net.Reset()
-			}
+			outage(net, fault)
 			for _, call := range []func(context.Context) error{
 				func(ctx context.Context) error {
 					_, err := t.try(ctx, l, t.key())

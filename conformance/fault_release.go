@@ -69,8 +69,7 @@ func (t *trial) releasedAgain(k locker.Lock) {
 func releaseRetried(t *trial) {
 	l, net := t.openVia()
 	k := t.take(l, t.key(), locker.WithTTL(long))
-	net.Set(faultnet.Refused)
-	net.Reset()
+	outage(net, faultnet.Refused)
 	err := k.Release(t.ctx)
 	t.want(err != nil, "an error: nothing has arrived", "Release: nil")
 	if !t.can(locker.CapPushLoss) {

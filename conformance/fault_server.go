@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
@@ -27,17 +28,19 @@ func (t *trial) restartServer() {
 	t.mustWork("Server.Restart", t.suite.h.Server.Restart(t.ctx))
 }
 
-// mendServer ends what the case has left broken.
+// mendServer ends what the case has left broken. The next case needs the server, so
+// the end of this one's ctx does not keep it broken.
 func (t *trial) mendServer() {
-	ctx := context.WithoutCancel(t.ctx)
-	var err error
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), 2*recovery)
+	defer cancel()
+	var paused, down error
 	if t.serverPaused {
-		err = t.suite.h.Server.Resume(ctx)
+		paused = t.suite.h.Server.Resume(ctx)
 	}
 	if t.serverDown {
-		err = t.suite.h.Server.Restart(ctx)
+		down = t.suite.h.Server.Restart(ctx)
 	}
-	if err != nil {
+	if err := errors.Join(paused, down); err != nil {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.broken = fmt.Errorf("mending the server: %w", err)

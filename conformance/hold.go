@@ -177,31 +177,42 @@ func deadlineFormula(t *trial) {
 	t.release(k)
 }
 
-// deadlineInStore compares the Deadline with what the store tells others.
 func deadlineInStore(t *trial) {
-	compare := func(k locker.Lock) {
-		d := k.Deadline() // before asking: a renewal in between only moves the store's end on
-		held := t.wantHeld(k.Key())
-		end := time.Now().Add(held.Remaining + t.unit())
-		t.want(!d.After(end), "a Deadline no later than the end of the lease in the store", "%v later", d.Sub(end))
-	}
 	l := t.open()
 	for range 10 {
-		k := t.take(l, t.key(), locker.WithoutRenewal())
-		compare(k)
-		if t.can(locker.CapExtend) {
-			t.extend(k, 2*t.ttl)
-			compare(k)
-			t.extend(k, t.ttl)
-			compare(k)
-		}
-		t.release(k)
+		t.wantDeadlinesInStore(l)
 	}
-	k := t.take(l, t.key())
-	for end := time.Now().Add(k.TTL()); time.Now().Before(end); t.pass(k.TTL() / 20) {
-		compare(k)
+	t.wantRenewedDeadlinesInStore(l)
+}
+
+// wantDeadlinesInStore compares the Deadlines of one lock with what the store tells
+// others.
+func (t *trial) wantDeadlinesInStore(l locker.Locker) {
+	k := t.take(l, t.key(), locker.WithoutRenewal())
+	t.wantDeadlineInStore(k)
+	if t.can(locker.CapExtend) {
+		for _, ttl := range []time.Duration{2 * t.ttl, t.ttl} {
+			t.extend(k, ttl)
+			t.wantDeadlineInStore(k)
+		}
 	}
 	t.release(k)
+}
+
+// wantRenewedDeadlinesInStore compares while one is renewed.
+func (t *trial) wantRenewedDeadlinesInStore(l locker.Locker) {
+	k := t.take(l, t.key())
+	for end := time.Now().Add(k.TTL()); time.Now().Before(end); t.pass(k.TTL() / 20) {
+		t.wantDeadlineInStore(k)
+	}
+	t.release(k)
+}
+
+func (t *trial) wantDeadlineInStore(k locker.Lock) {
+	d := k.Deadline() // before asking: a renewal in between only moves the store's end on
+	held := t.wantHeld(k.Key())
+	end := time.Now().Add(held.Remaining + t.unit())
+	t.want(!d.After(end), "a Deadline no later than the end of the lease in the store", "%v later", d.Sub(end))
 }
 
 func lostAtDeadline(t *trial) {
