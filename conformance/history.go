@@ -1,10 +1,12 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -15,16 +17,16 @@ import (
 )
 
 // HistoryConfig is one random history: who does what, and what breaks meanwhile.
-// The zero values have defaults.
+// The zero values have defaults; negative ones are an error.
 type HistoryConfig struct {
 	// Seed chooses what every client does and which faults strike when. The same
 	// seed with the same settings makes the same choices again; what the machine
 	// does between them can differ.
 	Seed uint64
 
-	Processes int           // default: 4
+	Processes int           // default: 4, each with two clients that share a Locker
 	Keys      int           // default: 2
-	Length    time.Duration // of the time with faults; default: 12 TTLs
+	Length    time.Duration // of the time with faults; default: 12 TTLs of the Harness
 
 	// KillServer has servers killed and restarted, where the Harness has a Server.
 	// It is for stores that keep what they have confirmed.
@@ -69,7 +71,7 @@ func (r *HistoryResult) String() string {
 //     process was killed, whichever was first;
 //   - no lock is believed in after its own Deadline;
 //   - tokens rise in the order of the grants, where there are tokens;
-//   - no update of a register is lost that refuses old tokens;
+//   - no update is lost of a register that refuses old tokens;
 //   - an Extend that says lost is right;
 //   - no acquire outlasts its context;
 //   - when the faults are over, every client is served.
@@ -81,17 +83,18 @@ func (r *HistoryResult) String() string {
 // answer that is still valid, so that nearly every order would be possible. The
 // checks here name the two claims that collide.
 //
-// A Harness with an Env gets processes, as by Check: the program has to call Child
-// first. Without, the clients are goroutines of this one. The error is about the
-// Harness, not about the locks. History blocks for Length and then as long as it
-// takes to serve everybody once more, or until ctx ends.
+// With a Harness that has an Env the clients are processes, as those of Check: the
+// program has to call Child first. Without, they are goroutines of this process. It has
+// to have the server and the network to itself, as Server and OpenVia say.
+//
+// The error is about the Harness or cfg, not about the locks. History blocks for Length
+// and then as long as it takes to serve everybody once more, or until ctx ends, which
+// is an error.
 func History(ctx context.Context, h Harness, cfg HistoryConfig) (*HistoryResult, error) {
-	if cfg.Processes == 0 {
-		cfg.Processes = 4
+	if cfg.Processes < 0 || cfg.Keys < 0 || cfg.Length < 0 {
+		return nil, fmt.Errorf("a negative setting of the history: %+v", cfg)
 	}
-	if cfg.Keys == 0 {
-		cfg.Keys = 2
-	}
+	cfg.Processes, cfg.Keys = cmp.Or(cfg.Processes, 4), cmp.Or(cfg.Keys, 2)
 	s := newSuite(ctx, h, programProcess())
 	if s.broken != nil {
 		return nil, s.broken
@@ -99,15 +102,13 @@ func History(ctx context.Context, h Harness, cfg HistoryConfig) (*HistoryResult,
 	return s.history(ctx, cfg)
 }
 
-func (s *suite) history(ctx context.Context, cfg HistoryConfig) (*HistoryResult, error) {
-	if cfg.Length == 0 {
-		cfg.Length = 12 * s.h.TTL
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Length+30*s.h.TTL+2*time.Minute, errStuck)
+func (s *suite) history(outer context.Context, cfg HistoryConfig) (*HistoryResult, error) {
+	cfg.Length = cmp.Or(cfg.Length, 12*s.h.TTL)
+	ctx, cancel := context.WithTimeoutCause(outer, cfg.Length+30*s.h.TTL+2*time.Minute, errStuck)
 	defer cancel()
 	start := time.Now()
 	t := &trial{ctx: ctx, suite: s, ttl: s.h.TTL, name: fmt.Sprintf("%s/history-%d", s.prefix, cfg.Seed)}
-	a := &archive{registers: make(map[string]*register)}
+	a := newArchive()
 	clock := ownClock()
 	if s.h.Env != nil {
 		clock = machineClock
@@ -118,6 +119,9 @@ func (s *suite) history(ctx context.Context, cfg HistoryConfig) (*HistoryResult,
 	}
 	<-t.start(m.run)
 	t.close()
+	if outer.Err() != nil { // what was cut short says nothing
+		return nil, context.Cause(outer)
+	}
 	r := t.result()
 	if r.Status == Error {
 		return nil, errors.New(r.Reason)
@@ -172,7 +176,7 @@ func (m *mischief) run() {
 		m.mend(m.now())
 		m.strike(rng)
 	}
-	m.mend(1 << 62)
+	m.mend(math.MaxInt64)
 	for _, a := range m.actors {
 		m.t.must(within(a.done, time.Minute+10*m.t.ttl), "an end of every client, now that nothing breaks", "process %d goes on", a.n)
 	}
@@ -254,7 +258,7 @@ func (m *mischief) strike(rng *rand.Rand) {
 
 // disturb breaks the network of a.
 func (m *mischief) disturb(rng *rand.Rand, a *actor, lasts time.Duration) {
-	d := []disturbance{
+	kinds := []disturbance{
 		{Name: "black hole", Fault: faultnet.BlackHole},
 		{Name: "replies lost", Fault: faultnet.Mute},
 		{Name: "requests lost", Fault: faultnet.Deaf},
@@ -265,7 +269,8 @@ func (m *mischief) disturb(rng *rand.Rand, a *actor, lasts time.Duration) {
 		{Name: "cut", Cut: 1 + rng.Int64N(2000)},
 		{Name: "slow", Fault: faultnet.Fault{DelayReplies: m.part(rng, 0, 0.6)}},
 		{Name: "slow out", Fault: faultnet.Fault{DelayRequests: m.part(rng, 0, 0.6)}},
-	}[rng.IntN(10)]
+	}
+	d := kinds[rng.IntN(len(kinds))]
 	m.faults[d.Name]++
 	a.broken, a.due = true, m.now()+lasts
 	m.impose(a, d)

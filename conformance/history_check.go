@@ -23,6 +23,10 @@ type archive struct {
 	writes    int
 }
 
+func newArchive() *archive {
+	return &archive{claims: make(map[claimID]*claimed), registers: make(map[string]*register)}
+}
+
 type claimID struct{ process, client, attempt int }
 
 // claimed is one acquire and, if it was granted, the claim that followed.
@@ -51,9 +55,6 @@ func (a *archive) take(n note) *ruling {
 	id := claimID{n.Process, n.Client, n.Attempt}
 	c := a.claims[id]
 	if c == nil {
-		if a.claims == nil {
-			a.claims = make(map[claimID]*claimed)
-		}
 		c = &claimed{claimID: id, key: n.Key}
 		a.claims[id] = c
 	}

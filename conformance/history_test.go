@@ -2,6 +2,7 @@ package conformance_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -79,6 +80,21 @@ func TestHistory_catchesControls(t *testing.T) {
 			}
 			t.Error("not caught by any of 5 seeds")
 		})
+	}
+}
+
+func TestHistory_cutShortSaysNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		enough := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Second, func() { cancel(enough) })
+		r, err := conformance.History(ctx, newWorld().harness(), conformance.HistoryConfig{})
+		require.ErrorIs(t, err, enough)
+		require.Nil(t, r)
+	})
+	for _, cfg := range []conformance.HistoryConfig{{Processes: -1}, {Keys: -1}, {Length: -1}} {
+		_, err := conformance.History(t.Context(), newWorld().harness(), cfg)
+		require.ErrorContains(t, err, "negative")
 	}
 }
 
