@@ -95,6 +95,9 @@ func TestContractPage_isUpToDate(t *testing.T) {
 			citedBy[cite] = append(citedBy[cite], c.ID)
 		}
 	}
+	for _, s := range data.Sections { // what needs a fault stands beside what does not
+		slices.SortStableFunc(s.Rules, func(a, b *rule) int { return strings.Compare(a.ID, b.ID) })
+	}
 	lines := failureLines(t)
 	quoted := quotedFailures(t)
 	for _, id := range slices.SortedFunc(maps.Keys(quoted), byNumber) {

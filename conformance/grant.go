@@ -99,7 +99,7 @@ var grantCases = []Case{{
 	ID: "G7/held-means-held", Rule: "ErrHeld only when the store, or this locker's own live grant, said so.", Cites: []string{"C09"},
 	run: heldMeansHeld,
 }, {
-	ID: "G8/shortest-lease", Rule: "A grant that arrives when its own lease is already over is not handed out. It is given back; TryAcquire returns an error matching ErrLost, Acquire tries again.",
+	ID: "G8/shortest-lease", Rule: ruleLate,
 	Cites: []string{"C12"},
 	run:   shortestLease,
 }}

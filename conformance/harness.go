@@ -40,14 +40,15 @@ type Harness struct {
 	Env []string
 
 	// OpenVia is Open for a client whose every connection is made by net.Dial, so
-	// that the suite can disturb them. Optional: it makes the cases on broken
-	// networks runnable. The suite closes net; a store without connections has
-	// nothing to offer here.
+	// that the suite can disturb them, and nobody else's. Optional: it makes the
+	// cases on broken networks runnable. The suite closes net; a store without
+	// connections has nothing to offer here.
 	OpenVia func(ctx context.Context, net *faultnet.Network) (locker.Locker, error)
 
 	// Server does to the store's server what a case asks for. Optional: it makes
 	// the cases on broken servers runnable. Nobody else should use the server
-	// meanwhile.
+	// meanwhile. A crash may cost the locks that are held; the tokens after it must be
+	// larger all the same.
 	Server *Server
 
 	// Requests returns how many requests the clients of all opened Lockers have
@@ -56,8 +57,10 @@ type Harness struct {
 }
 
 // Server is how the suite breaks a server, and mends it again. All functions are
-// required. They block until it is done, or ctx ends. Where the store has several
-// servers they act on the one that is in charge of what the suite does.
+// required. They block until it is done, or ctx ends, and are called one at a time:
+// Resume after Pause, Restart after Kill, also when a case failed in between. An error
+// is an Error of the case. Where the store has several servers they act on the one that
+// is in charge of what the suite does, and mend the one that they broke.
 type Server struct {
 	Pause   func(ctx context.Context) error // stops it in its tracks: it accepts what is sent, and answers nothing
 	Resume  func(ctx context.Context) error // ends a Pause, and waits until the store is whole again

@@ -25,13 +25,14 @@ type Result struct {
 	Status   Status
 	Reason   string    // of a Skip or an Error
 	Failures []Failure // of a Fail
-	Figures  []Figure
+	Figures  []Figure  // in the order in which they were measured
 	Took     time.Duration
 }
 
-// Figure is something that a case has measured. It decides nothing.
+// Figure is something that a case has measured, such as how long before the next
+// grant a loss was told. It decides nothing: it is for those who compare runs.
 type Figure struct {
-	Name  string
+	Name  string // the same in each run of the case
 	Value time.Duration
 }
 

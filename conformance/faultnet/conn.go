@@ -28,7 +28,7 @@ type conn struct {
 	broken chan struct{} // closed by reset
 
 	// Under n.mu.
-	answered bool // the next reply is lost
+	doomed   bool // its next reply is lost, and it breaks
 	stranded bool // nothing arrives
 }
 
@@ -223,7 +223,7 @@ func (c *conn) admit(data []byte, requests bool) (deliver []byte, ok bool) {
 	n := c.n
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if !requests && c.answered {
+	if !requests && c.doomed {
 		n.hits++
 		return nil, false
 	}
@@ -237,7 +237,7 @@ func (c *conn) admit(data []byte, requests bool) (deliver []byte, ok bool) {
 	}
 	if requests && n.drop > 0 && (n.match == nil || n.match(data)) {
 		n.drop--
-		c.answered = true
+		c.doomed = true
 	}
 	return data, true
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -145,7 +146,7 @@ func TestNetwork_holdsAndDeliversLater(t *testing.T) {
 			require.Equal(t, !fault.HoldRequests, s.has("within"))
 			require.Positive(t, n.Hits())
 
-			ctx, cancel := context.WithTimeout(t.Context(), aMoment)
+			ctx, cancel := context.WithTimeoutCause(t.Context(), aMoment, errors.New("a cause that a net.Dialer would not tell"))
 			defer cancel()
 			_, err = n.Dial(ctx, "tcp", s.listener.Addr().String())
 			require.ErrorIs(t, err, context.DeadlineExceeded)

@@ -46,14 +46,17 @@ type Network struct {
 
 	drop  int                 // replies to lose, see DropReplies
 	match func(p []byte) bool // of these requests
-	cut   int64               // bytes until the cut, -1 if none is due; see CutAfter
-	armed bool                // cut is set
+	cut   int64               // bytes until the cut, see CutAfter
+	armed bool                // a cut is due
 
 	dials, hits int
 }
 
 // Dial makes a connection. It has the form that clients want of a dialer, and
-// blocks until the connection stands or ctx ends.
+// blocks until the connection stands or ctx ends. Its errors are *net.OpError, as those
+// of net.Dialer: about syscall.ECONNREFUSED under a fault that refuses, ECONNRESET if a
+// Reset came in between, net.ErrClosed after Close, or ctx.Err(); what Under returned
+// is passed on as it is.
 func (n *Network) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	n.mu.Lock()
 	n.dials++
@@ -95,7 +98,7 @@ func (n *Network) admit(ctx context.Context, network string) (resets int, err er
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return 0, &net.OpError{Op: "dial", Net: network, Err: context.Cause(ctx)}
+			return 0, &net.OpError{Op: "dial", Net: network, Err: ctx.Err()}
 		}
 	}
 }
@@ -135,9 +138,11 @@ func (n *Network) Reset() {
 	}
 }
 
-// DropReplies lets the next n requests through that match, each to be served, and
+// DropReplies lets the next count requests through that match, each to be served, and
 // resets their connections instead of letting the answer pass. A nil match takes
-// any piece of what the client sends for a request.
+// any piece of what the client sends for a request. It replaces what was asked for
+// before: with a count of 0, nothing is dropped any more. match must not call the
+// Network.
 func (n *Network) DropReplies(count int, match func(p []byte) bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -146,7 +151,7 @@ func (n *Network) DropReplies(count int, match func(p []byte) bool) {
 
 // CutAfter resets one connection in the middle of what it carries: the one whose
 // traffic, in both directions and over all connections, reaches count bytes from
-// now. The bytes before that arrive.
+// now. The bytes before that arrive. It replaces a cut that has not come yet.
 func (n *Network) CutAfter(count int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -169,7 +174,7 @@ func (n *Network) Hits() int {
 	return n.hits
 }
 
-// Close resets all connections and refuses new ones.
+// Close resets all connections and ends all dialling, for good. It does not block.
 func (n *Network) Close() {
 	n.mu.Lock()
 	n.closed = true

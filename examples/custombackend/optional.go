@@ -55,7 +55,7 @@ func (d *directory) Inspect(ctx context.Context, key string) (shown locker.Holdi
 	return shown, err
 }
 
-// ForceRelease takes key from holder, and from nobody who came after him.
+// ForceRelease takes key from holder, and from nobody who came after it.
 func (d *directory) ForceRelease(ctx context.Context, key, holder string) (done bool, err error) {
 	err = d.exclusive(ctx, func(s section) error {
 		e, err := s.read(key)

@@ -3,7 +3,8 @@
 // Sentinel and in a cluster. make soak runs all of it; -only chooses.
 //
 // It exits with 1 if a lock broke its contract, or if a control, a lock that is
-// known to be broken, was not caught.
+// known to be broken, was not caught; with 2 if it could not be run, or was ended by
+// Ctrl-C. It needs redis-server. Two at a time on one machine measure each other.
 package main
 
 import (

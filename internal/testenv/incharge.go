@@ -7,7 +7,9 @@ import (
 )
 
 // InCharge breaks the server that is in charge at that moment, of one or several,
-// and mends it again. It is safe for concurrent use, and does one thing at a time.
+// and mends it again. Its methods block until that is done or ctx ends; where they
+// wait for several servers, for 30 s at most. It is safe for concurrent use, and does
+// one thing at a time: to break a second server before the first is mended is an error.
 type InCharge struct {
 	find  func(ctx context.Context) (*Redis, error)
 	whole func(ctx context.Context) error
@@ -74,10 +76,9 @@ func (i *InCharge) mendBy(ctx context.Context, how func(*Redis) error) error {
 	if i.broken == nil {
 		return errors.New("testenv: no server is broken")
 	}
-	r := i.broken
-	i.broken = nil
-	if err := how(r); err != nil {
-		return err
+	if err := how(i.broken); err != nil {
+		return err // it can be tried again
 	}
+	i.broken = nil
 	return i.whole(ctx)
 }
