@@ -91,8 +91,8 @@
 // # Clients
 //
 // Any redis.UniversalClient works with any of its settings, a pool of one connection
-// included, and is never closed. The commands of this package are sent once: MaxRetries
-// makes no difference, the Locker repeats by its own rules. Recommended:
+// included, and is never closed. The commands of this package are sent once: but for
+// List, MaxRetries makes no difference to them, the Locker repeats by its own rules. Recommended:
 //
 //   - ContextTimeoutEnabled: true. Without it a call whose context ended keeps its
 //     connection until ReadTimeout, and every call needs a goroutine of its own.
@@ -100,10 +100,12 @@
 //   - ReadTimeout and WriteTimeout below a third of the TTL, so that a hung request
 //     gives its connection back before the lease is over; with Sentinel or a cluster
 //     about a second, so that a master that hangs is left soon.
+//   - MaxRetries: -1 with Sentinel. With the driver's three retries and its time-outs, a
+//     sentinel that hangs is not left for another one before Acquire's attempt is over.
 //
 // Open sets the first two on its own client, which Locker.Close closes, and with
-// several servers one second for dial_timeout, read_timeout and write_timeout, unless
-// the URL does. It does no I/O: the first acquire connects. Its URLs are
+// several servers one second for dial_timeout, read_timeout and write_timeout, and no
+// max_retries, unless the URL does. It does no I/O: the first acquire connects. Its URLs are
 //
 //	redis://user:password@host:port/database       one server; rediss:// with TLS
 //	redis-cluster://user:password@host:port,…      some nodes of a cluster

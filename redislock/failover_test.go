@@ -214,3 +214,34 @@ func TestFailover_isFollowedByAClientWithTheDriversSettings(t *testing.T) { // W
 	requireSoonAfter(t, took, start, <-served)
 	require.NoError(t, k.Release(ctx))
 }
+
+// patience is that of clients that Open makes, with a dial or an answer.
+const patience = time.Second
+
+// A machine is gone, and with it the master and the one sentinel that was talked to.
+func TestFailover_theSentinelMayHangToo(t *testing.T) { // W4, C15
+	s, err := testenv.StartSentinel(t.Context(), nil)
+	started(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Stop()) })
+	first := s.Sentinels()[0] // it tells of the others
+	l := openURL(t, "redis-sentinel://"+first.Addr()+"/"+s.MasterName(), nil)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	k, err := l.Acquire(ctx, "k")
+	require.NoError(t, err)
+	require.NoError(t, k.Release(ctx))
+	old, err := s.Master(ctx)
+	require.NoError(t, err)
+	start := time.Now()
+	require.NoError(t, first.Pause())
+	require.NoError(t, old.Pause())
+	served := awaitServed(ctx, topology{await: func(ctx context.Context, _ string, old *testenv.Redis) (*testenv.Redis, error) {
+		return s.AwaitMaster(ctx, old)
+	}}, "k", old)
+	k, err = l.Acquire(ctx, "k")
+	require.NoError(t, err)
+	took := time.Since(start)
+	t.Logf("the next grant came %v after the failure", took.Round(time.Millisecond))
+	requireSoonAfter(t, took, start, (<-served).Add(2*patience)) // for the sentinel
+	require.NoError(t, k.Release(ctx))
+}

@@ -158,6 +158,11 @@ func several(u *url.URL, port string, query url.Values, dial dialer) (*redis.Uni
 	if o.TLSConfig != nil && !named {
 		o.TLSConfig.ServerName = "" // each server has the one that it is dialled by
 	}
+	if o.MaxRetries == 0 {
+		// A sentinel that hangs is given up after its last retry, for another one. By
+		// then the attempt is over, and the next one would begin with it again.
+		o.MaxRetries = -1
+	}
 	return &redis.UniversalOptions{
 		Addrs:                    addrs,
 		ClientName:               o.ClientName,

@@ -74,7 +74,7 @@ func (r replicas) wait(ctx context.Context, ttl time.Duration) *once {
 	d := min(r.timeout, ttl/3)
 	if end, ok := ctx.Deadline(); ok {
 		left := time.Until(end)
-		d = min(d, max(left-lateness, left/2))
+		d = min(d, max(left-2*lateness, left/3))
 	}
 	// Zero would be without end.
 	return &once{redis.NewCmd(ctx, "wait", r.want, max(d.Milliseconds(), 1))}

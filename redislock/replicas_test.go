@@ -241,8 +241,10 @@ func TestReplicas_aWaiterRidesThroughAnInterruption(t *testing.T) { // W4, C15
 	got := make(chan error, 1)
 	var k locker.Lock
 	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 3*soon)
+		defer cancel()
 		var err error
-		k, err = l.Acquire(t.Context(), "k")
+		k, err = l.Acquire(ctx, "k")
 		got <- err
 	}()
 	require.Eventually(t, func() bool { return kinds[0].Load() >= 2 }, soon, time.Millisecond, "renewals fail, and are repeated")
@@ -255,6 +257,16 @@ func TestReplicas_aWaiterRidesThroughAnInterruption(t *testing.T) { // W4, C15
 	require.NoError(t, held.Err())
 	require.NoError(t, held.Release(t.Context()))
 	require.NoError(t, k.Release(t.Context()))
+}
+
+func requireFailed(t *testing.T, failed <-chan error) {
+	t.Helper()
+	select {
+	case err := <-failed:
+		require.ErrorIs(t, err, ErrReplicas)
+	case <-time.After(soon):
+		require.Fail(t, "no renewal has failed for want of replicas")
+	}
 }
 
 // What the replica does not have, a failover takes away. With WAIT, it is not granted,
@@ -281,7 +293,7 @@ func TestReplicas_promotionOfALaggingReplica(t *testing.T) { // G1, H2, C89
 			master, replica := startReplicated(t)
 			failures, failed := renewalFailures()
 			l, err := New(connect(t, master), &Config{Replicas: replicas, Config: locker.Config{
-				TTL:      2 * time.Second,
+				TTL:      3 * time.Second,
 				Observer: failures,
 			}})
 			require.NoError(t, err)
@@ -308,7 +320,7 @@ func TestReplicas_promotionOfALaggingReplica(t *testing.T) { // G1, H2, C89
 			if replicas == 0 {
 				require.Eventually(t, func() bool { return before.Deadline() != deadline }, soon, time.Millisecond)
 			} else {
-				require.ErrorIs(t, <-failed, ErrReplicas)
+				requireFailed(t, failed)
 				require.Equal(t, deadline, before.Deadline())
 			}
 			require.NoError(t, master.Kill())
@@ -360,7 +372,7 @@ func TestReplicas_lostAtTheDeadlineAndNotLater(t *testing.T) { // H2, C31
 	t.Parallel()
 	master, replica := startReplicated(t)
 	failures, failed := renewalFailures()
-	l := lockerOn(t, connect(t, master), &Config{Replicas: 1, Config: locker.Config{TTL: time.Second, Observer: failures}})
+	l := lockerOn(t, connect(t, master), &Config{Replicas: 1, Config: locker.Config{TTL: 3 * time.Second, Observer: failures}})
 	k, err := l.Acquire(t.Context(), "k")
 	require.NoError(t, err)
 	require.NoError(t, replica.Pause())
@@ -374,7 +386,7 @@ func TestReplicas_lostAtTheDeadlineAndNotLater(t *testing.T) { // H2, C31
 	var lost *locker.LostError
 	require.ErrorAs(t, k.Err(), &lost)
 	require.Equal(t, locker.ReasonExpired, lost.Reason)
-	require.ErrorIs(t, <-failed, ErrReplicas)
+	requireFailed(t, failed)
 	require.NoError(t, replica.Resume())
 	again, err := l.Acquire(t.Context(), "k")
 	require.NoError(t, err)
