@@ -16,7 +16,8 @@ const (
 	EventReleased      EventKind = "released"       // a Release has an answer, or none in time; Err is nil if the store confirmed it. None follows EventLost
 )
 
-// Event is something that happened to a lock, or EventWarning. Fields that do not apply are zero.
+// Event is something that happened to a lock, or EventWarning. Fields that do not
+// apply are zero.
 type Event struct {
 	Kind    EventKind
 	Backend string
@@ -29,7 +30,8 @@ type Event struct {
 	Err     error
 }
 
-// warned is what a Warner calls.
+// warned is what a Warner calls. The Observer may block, and a Warner must not wait
+// for it: hence a goroutine, which Close waits for.
 func (c *core) warned(err error) {
 	c.mu.Lock()
 	defer c.unlock()

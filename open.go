@@ -25,9 +25,9 @@ type OpenConfig struct {
 }
 
 // Opener opens the Locker that a URL describes. u.Host is a list, "a:1,b:2", if the
-// URL names several hosts. cfg carries what was given to
-// OpenWith, and what was taken from the URL's query already; a parameter that the
-// opener does not know is ErrInvalid. Its errors must not contain the URL's user or
+// URL names several hosts. cfg carries what was given to OpenWith, and what was taken
+// from the URL's query already; a parameter that the opener does not know is
+// ErrInvalid. ctx bounds opening only. Errors must not contain the URL's user or
 // password.
 type Opener func(ctx context.Context, u *url.URL, cfg OpenConfig) (Locker, error)
 
@@ -70,7 +70,8 @@ func Open(ctx context.Context, rawURL string) (Locker, error) {
 	return OpenWith(ctx, rawURL, nil)
 }
 
-// OpenWith is Open for a program that has something to add to the URL.
+// OpenWith is Open for a program that has something to add to the URL. A nil cfg adds
+// nothing.
 func OpenWith(ctx context.Context, rawURL string, cfg *OpenConfig) (Locker, error) {
 	if cfg == nil {
 		cfg = &OpenConfig{}

@@ -30,10 +30,11 @@ type Config struct {
 	TTL time.Duration
 
 	// Observer, if set, is told what happens to every lock, and how the store's
-	// settings endanger them all: see Event. It is called after the fact, outside of the Locker's own mutex, on the goroutine
-	// that found out: of a call, which may find that another lock's time is over,
-	// or of a renewal. Two goroutines may bring news out of order. It should return
-	// soon: it holds up the call it is part of, but never a renewal or a deadline.
+	// settings endanger them all: see Event. It is called after the fact, outside of
+	// the Locker's own mutex, on the goroutine that found out: of a call, which may
+	// find that another lock's time is over, or of a renewal. Two goroutines may
+	// bring news out of order. It should return soon: it holds up the call it is
+	// part of, but never a renewal or a deadline.
 	// It must be safe for concurrent use. It may use the Locker, except for Close.
 	// A panic in it is swallowed; runtime.Goexit (t.FailNow) is not allowed.
 	Observer func(Event)

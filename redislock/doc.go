@@ -92,7 +92,8 @@
 //
 // Any redis.UniversalClient works with any of its settings, a pool of one connection
 // included, and is never closed. The commands of this package are sent once: but for
-// List, MaxRetries makes no difference to them, the Locker repeats by its own rules. Recommended:
+// List, MaxRetries makes no difference to them, the Locker repeats by its own rules.
+// Recommended:
 //
 //   - ContextTimeoutEnabled: true. Without it a call whose context ended keeps its
 //     connection until ReadTimeout, and every call needs a goroutine of its own.
@@ -105,7 +106,8 @@
 //
 // Open sets the first two on its own client, which Locker.Close closes, and with
 // several servers one second for dial_timeout, read_timeout and write_timeout, and no
-// max_retries, unless the URL does. It does no I/O: the first acquire connects. Its URLs are
+// max_retries, unless the URL does. It does no I/O: the first acquire connects. Its
+// URLs are
 //
 //	redis://user:password@host:port/database       one server; rediss:// with TLS
 //	redis-cluster://user:password@host:port,…      some nodes of a cluster
@@ -123,23 +125,33 @@
 // does not count against the pool. It is checked every three seconds of silence, and
 // replaced if there is no answer in another three.
 //
-// # Errors and hooks
+// # Errors
 //
 // Errors are those of package locker. The driver's error stays reachable: errors.As
 // with redis.Error, errors.Is with redis.ErrPoolTimeout. These end a waiting Acquire
 // at once, because waiting does not cure them: NOPERM, NOAUTH, WRONGPASS, DENIED,
-// WRONGTYPE, an unknown command, a wrong database, a closed client, a certificate
-// that cannot be verified, and MOVED where
-// the client is not a ClusterClient. All others are waited out, among them LOADING,
-// BUSY, CLUSTERDOWN, TRYAGAIN, READONLY, NOREPLICAS, MISCONF, OOM, a *ReplicasError and
-// everything about connections. What happens to locks is told to locker.Config.Observer; requests can be
-// watched with a redis.Hook on the client. If there is an Observer, an EventWarning tells,
-// once for each server, of a maxmemory-policy other than noeviction, whether there is a
-// maxmemory or not; of no persistence (appendonly no, and no save points); of a server
-// that is a replica; and of more replicas than Config.Replicas. That takes two requests
-// to each master (INFO, CONFIG GET save) beside the first answer, and again when after
-// an error another server may answer. What they may not ask is a warning too. This package logs nothing, but go-redis writes
-// failed dials to stderr: redis.SetLogger changes that.
+// WRONGTYPE, an unknown command, a wrong database, a closed client, a certificate that
+// cannot be verified, and MOVED where the client is not a ClusterClient. All others are
+// waited out, among them LOADING, BUSY, CLUSTERDOWN, TRYAGAIN, READONLY, NOREPLICAS,
+// MISCONF, OOM, a *ReplicasError and everything about connections.
+//
+// # Hooks and warnings
+//
+// What happens to locks is told to locker.Config.Observer; requests can be watched with
+// a redis.Hook on the client. This package logs nothing, but go-redis writes failed
+// dials to stderr: redis.SetLogger changes that.
+//
+// If there is an Observer, an EventWarning tells, once for each server,
+//
+//   - of a maxmemory-policy other than noeviction, whether there is a maxmemory or not;
+//   - of no persistence: appendonly no, and no save points;
+//   - of a server that is a replica;
+//   - of more replicas than Config.Replicas, if that is set;
+//   - of what it may not ask.
+//
+// That takes two requests to each master (INFO, CONFIG GET save) beside the first
+// answer, and again when after an error another server may answer. Without an Observer
+// nothing is asked.
 //
 // # Permissions
 //
@@ -150,8 +162,8 @@
 //	    +time +pttl +pexpire +publish +subscribe +unsubscribe +ping
 //
 // Also: scan for List, wait for Replicas, info and config|get for what an Observer is
-// warned of. Without the channels (&app:*) or their commands locks work, and waiters go by the
-// clock. A user without scripts cannot take anything.
+// warned of. Without the channels (&app:*) or their commands locks work, and waiters go
+// by the clock. A user without scripts cannot take anything.
 //
 // # In Redis
 //

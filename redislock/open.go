@@ -26,8 +26,8 @@ func init() {
 // dialer makes a connection, without encryption.
 type dialer func(ctx context.Context, network, address string) (net.Conn, error)
 
-// opener opens a Locker on a client of its own, which connect makes of the URL,
-// and of what is left of its query. It does no I/O: the first acquire connects, so a program
+// opener opens a Locker on a client of its own, which connect makes of the URL, and of
+// what is left of its query. It does no I/O: the first acquire connects, so a program
 // can start while its Redis is down.
 func opener(connect func(u *url.URL, query url.Values, dial dialer) (redis.UniversalClient, error)) locker.Opener {
 	return func(_ context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker, error) {

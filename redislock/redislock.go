@@ -57,7 +57,8 @@ func New(rdb redis.UniversalClient, cfg *Config) (locker.Locker, error) {
 }
 
 // NewBackend returns the Backend of New, for wrapping it. Of cfg it uses all but the
-// embedded locker.Config. It does no I/O and never closes rdb. Bad settings are locker.ErrInvalid.
+// embedded locker.Config. It does no I/O and never closes rdb. Bad settings are
+// locker.ErrInvalid.
 func NewBackend(rdb redis.UniversalClient, cfg *Config) (locker.Backend, error) {
 	if cfg == nil {
 		cfg = &Config{}
@@ -145,8 +146,9 @@ func (b *backend) Info() locker.Info {
 	}
 }
 
-// Close implements locker.Closer. It ends the listening connection and, if Open
-// made it, the client; an examination under way is given up. It waits until nothing runs any more, or ctx ends.
+// Close implements locker.Closer. It ends the listening connection and, if Open made
+// it, the client; an examination under way is given up. It waits until nothing runs
+// any more, or ctx ends.
 func (b *backend) Close(ctx context.Context) error {
 	err := errors.Join(b.listener.close(ctx), b.examiner.close(ctx))
 	if b.owned != nil {
