@@ -89,13 +89,18 @@ func TestReplicas_aGrantThatTooFewHaveIsRefusedAndUndone(t *testing.T) { // C89
 	t.Parallel()
 	master, replica := startReplicated(t)
 	admin := connect(t, master)
-	b := replicated(t, connect(t, master, func(o *redis.Options) { o.ContextTimeoutEnabled = true }))
+	rdb := connect(t, master, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+	b := replicated(t, rdb)
+	// One that would wait for much longer than a busy machine takes.
+	patient, err := newBackend(rdb, &Config{Replicas: 1, ReplicaTimeout: 2500 * time.Millisecond})
+	require.NoError(t, err)
+	defer patient.Close(context.Background())
 	ctx := t.Context()
 	g := take(t, b, "held", time.Minute)
 	require.Equal(t, g.holder, connect(t, replica).Get(ctx, "held").Val(), "the replica has it")
 
 	require.NoError(t, replica.Pause())
-	refused := func(ctx context.Context, ttl, longest time.Duration) {
+	refused := func(b *backend, ttl time.Duration) {
 		t.Helper()
 		start := time.Now()
 		g, err := b.TryAcquire(ctx, request("k", ttl))
@@ -108,18 +113,18 @@ func TestReplicas_aGrantThatTooFewHaveIsRefusedAndUndone(t *testing.T) { // C89
 		require.NotErrorIs(t, err, locker.ErrHeld)
 		require.False(t, b.isPermanent(err))
 		require.Zero(t, admin.Exists(context.Background(), "k").Val())
-		require.Less(t, took, longest)
+		require.Less(t, took, 2*time.Second)
 	}
-	refused(ctx, time.Minute, time.Second)
-	refused(ctx, 30*time.Millisecond, 150*time.Millisecond) // not longer than the lease is worth
-	refused(ctx, time.Millisecond, 150*time.Millisecond)
+	refused(b, time.Minute)
+	refused(patient, 30*time.Millisecond) // not longer than the lease is worth
+	refused(patient, time.Millisecond)
 	start := time.Now()
 	brief, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
-	k, err := b.TryAcquire(brief, request("brief", time.Minute))
+	k, err := patient.TryAcquire(brief, request("brief", time.Minute))
 	require.Error(t, err)
 	require.NotErrorIs(t, err, locker.ErrHeld)
-	require.Less(t, time.Since(start), 150*time.Millisecond)
+	require.Less(t, time.Since(start), 2*time.Second)
 	if k != nil { // its own end came first
 		require.NoError(t, k.Release(ctx))
 	}
@@ -382,7 +387,7 @@ func TestReplicas_lostAtTheDeadlineAndNotLater(t *testing.T) { // H2, C31
 	case <-time.After(soon):
 		require.Fail(t, "the lock goes on")
 	}
-	require.WithinDuration(t, k.Deadline(), time.Now(), 200*time.Millisecond)
+	require.WithinDuration(t, k.Deadline(), time.Now(), time.Second)
 	var lost *locker.LostError
 	require.ErrorAs(t, k.Err(), &lost)
 	require.Equal(t, locker.ReasonExpired, lost.Reason)
