@@ -25,11 +25,7 @@ var faultMutants = []mutant{
 	}},
 	{"outage-is-held", "G7/outage", func(w *world) {
 		w.failed = func(g *grant, unknown bool, err error) (locker.Grant, error) {
-			held := &locker.HeldError{Key: g.req.Key}
-			if !unknown {
-				return nil, held
-			}
-			return g, held
+			return unanswered(g, unknown, &locker.HeldError{Key: g.req.Key})
 		}
 	}},
 	{"error-is-a-grant", "G7/cut-anywhere", func(w *world) {
@@ -42,10 +38,7 @@ var faultMutants = []mutant{
 	}},
 	{"outage-ends-the-wait", "W4/outage", func(w *world) {
 		w.failed = func(g *grant, unknown bool, err error) (locker.Grant, error) {
-			if !unknown {
-				return nil, locker.Permanent(err)
-			}
-			return g, locker.Permanent(err)
+			return unanswered(g, unknown, locker.Permanent(err))
 		}
 	}},
 	{"lease-from-the-reply", "G8/late-grant", func(w *world) {
@@ -96,18 +89,7 @@ var faultMutants = []mutant{
 				}
 			}
 		}
-		w.renew = func(ctx context.Context, g *grant, ttl time.Duration) (locker.Lease, error) {
-			lease, err := g.Grant.Renew(ctx, ttl)
-			if errors.Is(err, locker.ErrLost) {
-				req := g.req
-				req.TTL = ttl
-				if again, err := g.c.inner.TryAcquire(ctx, req); err == nil {
-					g.Grant = again
-					return again.Lease(), nil
-				}
-			}
-			return lease, err
-		}
+		w.renew = reCreates
 	}},
 	{"release-sent-again-is-a-loss", "R2/lost-reply", func(w *world) { w.resends = true }},
 	{"subscription-not-renewed", "W1/lost-subscription", func(w *world) {
@@ -165,10 +147,7 @@ var faultMutants = []mutant{
 	{"goroutine-per-failure", "House/goroutines-after-faults", func(w *world) {
 		w.failed = func(g *grant, unknown bool, err error) (locker.Grant, error) {
 			go time.Sleep(30 * time.Second)
-			if !unknown {
-				return nil, err
-			}
-			return g, err
+			return unanswered(g, unknown, err)
 		}
 	}},
 
@@ -240,55 +219,23 @@ var faultMutants = []mutant{
 	}},
 
 	// --- The Lock's part ---
-	{"loss-told-by-the-hung-renewal", "H2/black-hole", func(w *world) {
-		w.locker = locks(func(k locker.Lock, l locker.Locker) locker.Lock {
-			done := make(chan struct{})
-			var over atomic.Bool
-			go func() {
-				defer close(done)
-				defer over.Store(true)
-				<-k.Done()
-				if errors.Is(k.Err(), locker.ErrLost) {
-					time.Sleep(k.TTL() / 10) // the driver's time-out
-				}
-			}()
-			return &lock{Lock: k, done: done, err: func() error {
-				if over.Load() || !errors.Is(k.Err(), locker.ErrLost) {
-					return k.Err()
-				}
-				return nil
-			}}
-		})
-	}},
-	{"loss-told-when-the-store-answers", "H2/replies-lost", func(w *world) {
-		w.locker = locks(func(k locker.Lock, l locker.Locker) locker.Lock {
-			done := make(chan struct{})
-			var over atomic.Bool
-			go func() {
-				defer close(done)
-				defer over.Store(true)
-				<-k.Done()
-				for errors.Is(k.Err(), locker.ErrLost) {
-					ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-					probe, err := l.TryAcquire(ctx, k.Key())
-					cancel()
-					if err == nil {
-						_ = probe.Release(context.Background())
-					}
-					if err == nil || errors.Is(err, locker.ErrHeld) || errors.Is(err, locker.ErrClosed) {
-						return
-					}
-					time.Sleep(tick)
-				}
-			}()
-			return &lock{Lock: k, done: done, err: func() error {
-				if over.Load() || !errors.Is(k.Err(), locker.ErrLost) {
-					return k.Err()
-				}
-				return nil
-			}}
-		})
-	}},
+	{"loss-told-by-the-hung-renewal", "H2/black-hole", losesLate(func(k locker.Lock, _ locker.Locker) {
+		time.Sleep(k.TTL() / 10) // the driver's time-out
+	})},
+	{"loss-told-when-the-store-answers", "H2/replies-lost", losesLate(func(k locker.Lock, l locker.Locker) {
+		for {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			probe, err := l.TryAcquire(ctx, k.Key())
+			cancel()
+			if err == nil {
+				_ = probe.Release(context.Background())
+			}
+			if err == nil || errors.Is(err, locker.ErrHeld) || errors.Is(err, locker.ErrClosed) {
+				return
+			}
+			time.Sleep(tick)
+		}
+	})},
 	{"failed-release-is-forgotten", "R2/retried", ofLocks(func(k locker.Lock) *lock {
 		var asked atomic.Bool
 		return &lock{Lock: k, release: func(ctx context.Context) error {
@@ -316,4 +263,28 @@ func serverOf(w *world) *server {
 		w.server = newServer()
 	}
 	return w.server
+}
+
+// losesLate makes Locks whose loss is not told before late has returned.
+func losesLate(late func(k locker.Lock, l locker.Locker)) func(*world) {
+	return func(w *world) {
+		w.locker = locks(func(k locker.Lock, l locker.Locker) locker.Lock {
+			done := make(chan struct{})
+			var over atomic.Bool
+			go func() {
+				defer close(done)
+				defer over.Store(true)
+				<-k.Done()
+				if errors.Is(k.Err(), locker.ErrLost) {
+					late(k, l)
+				}
+			}()
+			return &lock{Lock: k, done: done, err: func() error {
+				if over.Load() || !errors.Is(k.Err(), locker.ErrLost) {
+					return k.Err()
+				}
+				return nil
+			}}
+		})
+	}
 }

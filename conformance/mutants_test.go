@@ -45,18 +45,7 @@ var mutants = []mutant{
 	}},
 	{"renewal-re-creates", "H1/not-re-created", func(w *world) {
 		w.unsaid = true
-		w.renew = func(ctx context.Context, g *grant, ttl time.Duration) (locker.Lease, error) {
-			lease, err := g.Grant.Renew(ctx, ttl)
-			if errors.Is(err, locker.ErrLost) {
-				req := g.req
-				req.TTL = ttl
-				if again, err := g.c.inner.TryAcquire(ctx, req); err == nil {
-					g.Grant = again
-					return again.Lease(), nil
-				}
-			}
-			return lease, err
-		}
+		w.renew = reCreates
 	}},
 	{"renewal-of-whoever-holds", "H1/not-adopted", func(w *world) {
 		w.unsaid = true
@@ -652,4 +641,18 @@ var mutants = []mutant{
 			return k.Extend(ctx, min(max(ttl, locker.MinTTL), locker.MaxTTL))
 		}}
 	})},
+}
+
+// reCreates renews, and takes the key again if it was lost.
+func reCreates(ctx context.Context, g *grant, ttl time.Duration) (locker.Lease, error) {
+	lease, err := g.Grant.Renew(ctx, ttl)
+	if errors.Is(err, locker.ErrLost) {
+		req := g.req
+		req.TTL = ttl
+		if again, err := g.c.inner.TryAcquire(ctx, req); err == nil {
+			g.Grant = again
+			return again.Lease(), nil
+		}
+	}
+	return lease, err
 }

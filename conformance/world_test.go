@@ -225,10 +225,15 @@ func (c *client) try(ctx context.Context, req locker.Request, next func(context.
 	if c.w.failed != nil {
 		return c.w.failed(own, unknown, err)
 	}
-	if unknown {
-		return own, err
+	return unanswered(own, unknown, err)
+}
+
+// unanswered is what a backend returns for an attempt without an answer, with err.
+func unanswered(g *grant, unknown bool, err error) (locker.Grant, error) {
+	if !unknown {
+		return nil, err
 	}
-	return nil, err
+	return g, err
 }
 
 func (c *client) Enqueue(ctx context.Context, req locker.Request) (locker.Place, error) {
