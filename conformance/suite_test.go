@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-locker/locker"
 	"github.com/go-locker/locker/conformance"
+	"github.com/go-locker/locker/conformance/faultnet"
 )
 
 // only makes a filter for one case.
@@ -177,6 +178,21 @@ func TestCheck_brokenHarnessIsAnError(t *testing.T) {
 		"Names fails": {"W3/no-residue", func(h *conformance.Harness) {
 			h.Names = func(context.Context) ([]string, error) { return nil, errBroken }
 		}, "Harness.Names: " + errBroken.Error()},
+		"OpenVia fails": {"G4/lost-reply", func(h *conformance.Harness) {
+			h.OpenVia = func(context.Context, *faultnet.Network) (locker.Locker, error) { return nil, errBroken }
+		}, "Harness.OpenVia: " + errBroken.Error()},
+		"Kill fails": {"G3/token-after-restart", func(h *conformance.Harness) {
+			h.Server = &conformance.Server{
+				Kill:    func(context.Context) error { return errBroken },
+				Restart: func(context.Context) error { return nil },
+			}
+		}, "Server.Kill: " + errBroken.Error()},
+		"mending fails": {"G3/token-after-restart", func(h *conformance.Harness) {
+			h.Server = &conformance.Server{
+				Kill:    func(context.Context) error { panic("half-way") },
+				Restart: func(context.Context) error { return errBroken },
+			}
+		}, "mending the server: " + errBroken.Error()},
 		"capabilities unknown": {"G3/owner", func(h *conformance.Harness) {
 			open := h.Open
 			h.Open = func(ctx context.Context) (locker.Locker, error) {
@@ -195,6 +211,27 @@ func TestCheck_brokenHarnessIsAnError(t *testing.T) {
 			require.False(t, report.OK())
 		})
 	}
+}
+
+func TestCheck_mendsTheServerThatAFailedCaseLeftBroken(t *testing.T) {
+	var s *server
+	r := judge(t, "H2/server-frozen", func(w *world) {
+		s = w.server
+		w.locker = locks(func(k locker.Lock, _ locker.Locker) locker.Lock {
+			return &lock{Lock: k, done: make(chan struct{})} // no loss is told: the case ends in the pause
+		})
+	})
+	require.Equal(t, conformance.Fail, r.Status)
+	require.Contains(t, r.String(), "Done is open")
+	require.Nil(t, s.paused)
+}
+
+func TestCheck_reportsFigures(t *testing.T) {
+	r := judge(t, "H2/black-hole", nil)
+	require.Equal(t, conformance.Pass, r.Status)
+	require.Len(t, r.Figures, 1)
+	require.Equal(t, "lead of Done before the next grant, black hole", r.Figures[0].Name)
+	require.Positive(t, r.Figures[0].Value)
 }
 
 func TestCheck_endedContextRunsNothing(t *testing.T) {
