@@ -52,24 +52,3 @@ func (t *trial) renewedNow(k locker.Lock) {
 		t.must(time.Now().Before(end), "a renewal", "none in %v", k.TTL())
 	}
 }
-
-// belief asks k for its Err until that tells a loss, and returns the last moment at
-// which it was nil. The moment is read before Err is: however late a busy machine
-// makes this goroutine, it does not make that moment later.
-func (t *trial) belief(k locker.Lock) (last func() time.Time) {
-	var alive time.Time
-	over := t.start(func() {
-		for {
-			now := time.Now()
-			if k.Err() != nil {
-				return
-			}
-			alive = now
-			t.pass(time.Millisecond)
-		}
-	})
-	return func() time.Time {
-		t.must(within(over, prompt), "an Err that tells the loss, as Done does", "nil")
-		return alive
-	}
-}

@@ -34,9 +34,11 @@ func TestMutants_areKilled(t *testing.T) {
 			}
 			require.Contains(t, kills, m.meant)
 			fmt.Fprintf(&table, "%s\n\tmeant for %s\n", m.name, m.meant)
+			if broken(caseOf(m.meant)) {
+				return // which other cases notice depends on who is first
+			}
 			for _, id := range kills {
-				// Which other cases with a fault notice depends on who is first.
-				if id != m.meant && !broken(caseOf(id)) {
+				if id != m.meant {
 					fmt.Fprintf(&table, "\talso %s\n", id)
 				}
 			}

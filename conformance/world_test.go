@@ -351,12 +351,18 @@ func (g *grant) Lease() locker.Lease {
 
 // setTo sets the lease as an Extender does.
 func (g *grant) setTo(ctx context.Context, ttl time.Duration) (locker.Lease, error) {
+	if g.Grant == nil {
+		return locker.Lease{}, &locker.LostError{Reason: locker.ReasonExpired}
+	}
 	return g.c.inner.(locker.Extender).Extend(ctx, g.Grant, ttl)
 }
 
 func (g *grant) Renew(ctx context.Context, ttl time.Duration) (locker.Lease, error) {
 	lease, err := g.c.set(ctx, func(ctx context.Context) (locker.Lease, error) {
-		if g.c.w.renew != nil {
+		switch {
+		case g.Grant == nil: // there was no answer: only a mutant asks
+			return locker.Lease{}, &locker.LostError{Reason: locker.ReasonExpired}
+		case g.c.w.renew != nil:
 			return g.c.w.renew(ctx, g, ttl)
 		}
 		return g.Grant.Renew(ctx, ttl)

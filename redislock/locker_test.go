@@ -209,8 +209,10 @@ func TestLocker_lossIsSeenBeforeTheKeyCanGo(t *testing.T) { // H2, C31, C32
 				require.NoError(t, srv.Pause())
 				if len(renewed) == 0 { // nothing moved the expiry in between
 					trial++
+					require.Less(t, k.Deadline().UnixMilli(), gone.UnixMilli())
 					<-k.Done()
-					require.Less(t, time.Now().UnixMilli(), gone.UnixMilli())
+					// A busy machine may serve the timer late; Err needs none.
+					require.WithinDuration(t, k.Deadline(), time.Now(), ttl/5)
 					require.ErrorIs(t, k.Err(), locker.ErrLost)
 				}
 				require.NoError(t, srv.Resume())
