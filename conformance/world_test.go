@@ -208,7 +208,7 @@ func (c *client) try(ctx context.Context, req locker.Request, next func(context.
 			if g == nil {
 				return nil, err
 			}
-			own.Grant, own.req = g, req
+			own.Grant = g
 			return own, err
 		}
 		var a answer
