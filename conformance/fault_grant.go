@@ -212,7 +212,7 @@ func lateGrant(t *trial) {
 	// Acquire goes on until an answer comes in time.
 	w := t.wait(l, t.key())
 	t.pass(t.ttl / 4)
-	t.want(!isClosed(w.done), "an Acquire that waits for its answer", "it has ended: %v", w.err)
+	w.wantWaiting()
 	net.Set(faultnet.Fault{DelayReplies: 5 * time.Millisecond})
 	k = w.served(2*t.ttl + prompt)
 	t.wantAlive(k)

@@ -33,7 +33,7 @@ var faultMutants = []mutant{
 			if !unknown {
 				return nil, err
 			}
-			return g, nil
+			return &grant{c: g.c, req: g.req}, nil // g is the server's, which may still be at it
 		}
 	}},
 	{"outage-ends-the-wait", "W4/outage", func(w *world) {

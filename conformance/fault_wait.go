@@ -103,7 +103,8 @@ func waitThroughOutage(t *trial) {
 	// for each.
 	most := int(2 * 20 * 5 * took / time.Second)
 	t.want(tried <= most, fmt.Sprintf("at most %d attempts to connect in %v", most, took), "%d", tried)
-	t.want(!isClosed(w.done) && !isClosed(second.done), "waits that go on", "they have ended: %v, %v", w.err, second.err)
+	w.wantWaiting()
+	second.wantWaiting()
 	net.Set(faultnet.None)
 	t.release(second.served(2 * prompt))
 	t.release(k)
@@ -133,7 +134,7 @@ func waitThroughCrash(t *trial) {
 	what := "next grant after the failover"
 	if !t.suite.h.Server.Failover {
 		t.pass(t.ttl / 2)
-		t.want(!isClosed(w.done), "a wait that goes on", "it has ended: %v", w.err)
+		w.wantWaiting()
 		what = "next grant after the restart"
 		start = time.Now()
 		t.restartServer()

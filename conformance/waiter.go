@@ -91,6 +91,13 @@ func (t *trial) waitInLine(l locker.Locker, key string, opts ...locker.Option) *
 	return w
 }
 
+// wantWaiting checks that the Acquire has not ended. Its error is only there if it has.
+func (w *waiter) wantWaiting() {
+	if isClosed(w.done) {
+		w.t.fail(fmt.Sprintf("it has ended: %v", w.err), "an Acquire that waits on")
+	}
+}
+
 // served waits for the grant.
 func (w *waiter) served(d time.Duration) locker.Lock {
 	start := time.Now()
