@@ -71,6 +71,7 @@ func (r *HistoryResult) String() string {
 //     process was killed, whichever was first;
 //   - no lock is believed in after its own Deadline;
 //   - tokens rise in the order of the grants, where there are tokens;
+//   - who is told that a key is held is not told the holder of another key;
 //   - no update is lost of a register that refuses old tokens;
 //   - an Extend that says lost is right;
 //   - no acquire outlasts its context;

@@ -35,11 +35,14 @@ type claimed struct {
 	key               string
 	asked, until      time.Duration
 	answered, granted time.Duration // 0: not
+	inTime            bool          // granted before its own Deadline
 	ended             time.Duration // 0: not
 	lost              bool
 	deadline          time.Duration // the last one that was told
+	owner             string
 	token             uint64
 	outlived          time.Duration // when Err was nil after the Deadline
+	holder            string        // who has the key, as it was told
 }
 
 // register is data that clients update under its key's lock.
@@ -65,9 +68,10 @@ func (a *archive) take(n note) *ruling {
 	case noteAsk:
 		c.asked, c.until = n.At, n.Until
 	case noteGot:
-		c.answered, c.granted, c.token = n.At, n.At, n.Token
+		c.answered, c.granted, c.token, c.owner = n.At, n.At, n.Token, n.Owner
+		c.inTime = n.At < n.Deadline
 	case noteRefused:
-		c.answered = n.At
+		c.answered, c.holder = n.At, n.Owner
 		if n.Held {
 			a.held++
 		} else {
@@ -159,8 +163,10 @@ func (a *archive) check(can locker.Capability, stops []span) *HistoryResult {
 		res.Violations = append(res.Violations, fmt.Sprintf(format, args...))
 	}
 	byKey := make(map[string][]*claimed)
+	byOwner := make(map[string]*claimed)
 	for _, c := range a.claims {
 		if c.granted != 0 {
+			byOwner[c.owner] = c
 			res.Grants++
 			if c.ended == 0 {
 				c.ended = c.deadline
@@ -178,6 +184,11 @@ func (a *archive) check(can locker.Capability, stops []span) *HistoryResult {
 		}
 		if c.answered == 0 {
 			broken("%v: never answered", c)
+		}
+	}
+	for _, c := range a.claims {
+		if holder := byOwner[c.holder]; holder != nil && holder.key != c.key {
+			broken("%v: told that the holder of another key has it: %v", c, holder)
 		}
 	}
 	for _, claims := range byKey {
@@ -202,7 +213,9 @@ func stood(process int, from, to time.Duration, stops []span) bool {
 
 // overlaps looks for two claims at the same time.
 func overlaps(claims []*claimed, broken func(string, ...any)) {
-	slices.SortFunc(claims, func(x, y *claimed) int { return cmp.Compare(x.granted, y.granted) })
+	slices.SortFunc(claims, func(x, y *claimed) int {
+		return cmp.Or(cmp.Compare(x.granted, y.granted), cmp.Compare(x.token, y.token))
+	})
 	var last *claimed // the claim that ends last
 	for _, c := range claims {
 		if last != nil && c.granted < last.ended && c.granted < c.ended {
@@ -214,20 +227,20 @@ func overlaps(claims []*claimed, broken func(string, ...any)) {
 	}
 }
 
-// tokensRise compares each claim's token with those that were told before it was
-// asked for.
+// tokensRise compares the tokens in the order of the grants. That is the order in which
+// they were told: a lock that was told before its Deadline was in the store from its
+// grant until then, and no other meanwhile.
 func tokensRise(claims []*claimed, broken func(string, ...any)) {
-	asked := slices.SortedFunc(slices.Values(claims), func(x, y *claimed) int { return cmp.Compare(x.asked, y.asked) })
-	var top *claimed // the largest token of those told so far
-	told := 0        // claims are in the order in which they were told
-	for _, c := range asked {
-		for ; told < len(claims) && claims[told].granted < c.asked; told++ {
-			if top == nil || claims[told].token > top.token {
-				top = claims[told]
-			}
+	var top *claimed
+	for _, c := range claims { // overlaps has sorted them
+		if !c.inTime {
+			continue // its process stood still when it was told
 		}
 		if top != nil && c.token <= top.token {
 			broken("a token that does not rise: %v, after %v", c, top)
+		}
+		if top == nil || c.token > top.token {
+			top = c
 		}
 	}
 }

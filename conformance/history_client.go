@@ -45,6 +45,7 @@ type note struct {
 	Key             string
 
 	Until    time.Duration `json:",omitempty"`
+	Owner    string        `json:",omitempty"` // of the lock, or of the one in its way
 	Token    uint64        `json:",omitempty"`
 	Deadline time.Duration `json:",omitempty"` // by the clock
 	Held     bool          `json:",omitempty"`
@@ -136,19 +137,23 @@ func (c *player) round(ctx context.Context) {
 		acquire = c.l.TryAcquire
 	}
 	opts := []locker.Option{locker.WithTTL(c.TTL)}
-	if c.rng.IntN(4) == 0 {
-		opts = append(opts, locker.WithoutRenewal())
-	}
 	work := c.upTo(0.4)
 	if c.rng.IntN(3) == 0 {
 		work = c.upTo(2)
+	}
+	toTheEnd := false // of the lease, where others wait for it
+	if c.rng.IntN(4) == 0 {
+		opts = append(opts, locker.WithoutRenewal())
+		if toTheEnd = c.rng.IntN(2) == 0; toTheEnd {
+			work = 3 * c.TTL
+		}
 	}
 	k, n := c.acquire(ctx, acquire, c.Keys[c.rng.IntN(len(c.Keys))], c.TTL/10+c.upTo(2.5), opts...)
 	if k == nil {
 		pause(ctx, c.upTo(0.1))
 		return
 	}
-	c.work(ctx, k, n, work)
+	c.work(ctx, k, n, work, !toTheEnd)
 	c.release(ctx, k, n)
 }
 
@@ -181,16 +186,20 @@ func (c *player) acquire(ctx context.Context,
 		c.say(note{Attempt: n, What: noteBroken, Key: key, Text: "neither a lock nor an error, or both"})
 	}
 	if err != nil {
-		c.say(note{Attempt: n, What: noteRefused, At: at, Key: key, Held: errors.Is(err, locker.ErrHeld)})
+		refused := note{Attempt: n, What: noteRefused, At: at, Key: key, Held: errors.Is(err, locker.ErrHeld)}
+		if held, ok := errors.AsType[*locker.HeldError](err); ok {
+			refused.Owner = held.Holder
+		}
+		c.say(refused)
 		return nil, n
 	}
-	c.say(note{Attempt: n, What: noteGot, At: at, Key: key, Token: k.Token(), Deadline: c.now.of(k.Deadline())})
+	c.say(note{Attempt: n, What: noteGot, At: at, Key: key, Owner: k.Owner(), Token: k.Token(), Deadline: c.now.of(k.Deadline())})
 	return k, n
 }
 
 // work updates the key's register again and again. It looks at the lock before each
 // read, and not between the read and the write, as programs do.
-func (c *player) work(ctx context.Context, k locker.Lock, n int, length time.Duration) {
+func (c *player) work(ctx context.Context, k locker.Lock, n int, length time.Duration, extends bool) {
 	for end := c.now() + length; c.now() < end && ctx.Err() == nil; pause(ctx, c.TTL/100+c.upTo(0.05)) {
 		at := c.now()
 		if k.Err() != nil {
@@ -201,14 +210,15 @@ func (c *player) work(ctx context.Context, k locker.Lock, n int, length time.Dur
 
 		seen, ok := c.ask(ctx, note{Attempt: n, What: noteRead, Key: k.Key(), Token: k.Token()})
 		if !ok {
+			pause(ctx, c.TTL/100) // a lock whose tokens do not rise could be had again and again in no time
 			return
 		}
 		pause(ctx, c.upTo(0.02))
 		c.ask(ctx, note{Attempt: n, What: noteWrite, Key: k.Key(), Token: k.Token(), Value: seen.Value + 1, Loose: seen.Loose + 1})
 
-		if c.rng.IntN(10) == 0 {
+		if extends && c.rng.IntN(10) == 0 {
 			bounded, cancel := context.WithTimeout(ctx, c.TTL/2)
-			err := k.Extend(bounded, c.TTL)
+			err := k.Extend(bounded, c.TTL/3+c.upTo(2./3))
 			cancel()
 			if errors.Is(err, locker.ErrLost) && !errors.Is(k.Err(), locker.ErrLost) {
 				c.say(note{Attempt: n, What: noteBroken, Key: k.Key(), Text: fmt.Sprintf("Extend says lost, and Err says: %v", k.Err())})

@@ -3,6 +3,9 @@ package conformance_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -58,27 +61,84 @@ var controls = map[string]func(*world){
 			if h.Holder != "" {
 				return nil, &locker.HeldError{Key: req.Key, Holder: h.Holder, Remaining: h.Remaining}
 			}
-			<-w.server.busy // another request is served between the two steps
-			time.Sleep(time.Millisecond)
-			w.server.busy <- struct{}{}
+			w.server.elsewhere(time.Millisecond)
 			if h, _ = c.Inspect(ctx, req.Key); h.Holder != "" {
 				_, _ = c.ForceRelease(ctx, req.Key, h.Holder) // SET without NX
 			}
 			return next(req)
 		}
 	},
+	"keys that meet": func(w *world) { w.key = func(string) string { return "one" } },
+	"lease told twice as long as the store's": func(w *world) { leaseTold(w, 2) },
+	"Deadline a margin after the store's end": func(w *world) { leaseTold(w, 1.1) },
+	"loss told two margins late": func(w *world) {
+		w.locker = locks(func(k locker.Lock, _ locker.Locker) locker.Lock {
+			return &lock{Lock: k, done: k.Done(), err: func() error {
+				if err := k.Err(); !errors.Is(err, locker.ErrLost) || time.Until(k.Deadline()) < -k.TTL()/10 {
+					return err
+				}
+				return nil
+			}}
+		})
+	},
+	"tokens of each client's own": func(w *world) {
+		w.token = func(c *client, g *grant) uint64 {
+			if g.minted == 0 {
+				g.minted = c.tokens.Add(1)
+			}
+			return g.minted
+		}
+	},
+	"token of the client's clock": func(w *world) {
+		w.token = func(c *client, g *grant) uint64 {
+			if g.minted == 0 {
+				ahead := time.Duration(slices.Index(w.clients, c)) * 100 * time.Millisecond
+				g.minted = uint64(time.Now().Add(ahead).UnixMicro())
+			}
+			return g.minted
+		}
+	},
+	"token minted, then the key taken": func(w *world) {
+		var last atomic.Uint64
+		w.attempt = func(_ context.Context, _ *client, req locker.Request, next attempt) (locker.Grant, error) {
+			token := last.Add(1)
+			w.server.elsewhere(rand.N(req.TTL / 3))
+			g, err := next(req)
+			if g != nil {
+				g.(*grant).minted = token
+			}
+			return g, err
+		}
+		w.token = func(_ *client, g *grant) uint64 { return g.minted }
+	},
+}
+
+// leaseTold has clients told a lease that is so many times the store's.
+func leaseTold(w *world, times float64) {
+	more := func(ttl time.Duration) time.Duration { return time.Duration(times * float64(ttl)) }
+	w.attempt = func(_ context.Context, _ *client, req locker.Request, next attempt) (locker.Grant, error) {
+		g, err := next(req)
+		if g != nil {
+			g.(*grant).minus = req.TTL - more(req.TTL)
+		}
+		return g, err
+	}
+	w.renewed = func(_ *grant, lease locker.Lease, err error) (locker.Lease, error) {
+		lease.TTL = more(lease.TTL)
+		return lease, err
+	}
 }
 
 func TestHistory_catchesControls(t *testing.T) {
 	for name, set := range controls {
 		t.Run(name, func(t *testing.T) {
-			for seed := range uint64(5) {
+			for seed := range uint64(10) {
 				if r := history(t, seed, set); len(r.Violations) > 0 {
 					t.Logf("caught by seed %d: %s", seed, r.Violations[0])
 					return
 				}
 			}
-			t.Error("not caught by any of 5 seeds")
+			t.Error("not caught by any of 10 seeds")
 		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/go-locker/locker/conformance"
 )
@@ -76,6 +77,13 @@ func (s *server) serve(conn net.Conn) {
 			return
 		}
 	}
+}
+
+// elsewhere lets other requests be served for d between two steps of one.
+func (s *server) elsewhere(d time.Duration) {
+	<-s.busy
+	time.Sleep(d)
+	s.busy <- struct{}{}
 }
 
 // number makes run a request.

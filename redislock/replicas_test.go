@@ -352,6 +352,36 @@ func TestReplicas_promotionOfALaggingReplica(t *testing.T) { // G1, H2, C89
 	}
 }
 
+// An extension that the replica has not got leaves the master with a longer life than
+// renewals ask for. They find nothing to do there, and must not count for that.
+func TestReplicas_aRenewalDoesNotCountBecauseTheMasterHasMore(t *testing.T) { // G1, H2, C89
+	t.Parallel()
+	master, replica := startReplicated(t)
+	b := replicated(t, connect(t, master))
+	ctx := t.Context()
+	g := take(t, b, "k", 10*time.Second)
+	require.NoError(t, replica.Pause())
+	_, err := b.Extend(ctx, g, time.Hour)
+	require.ErrorIs(t, err, ErrReplicas)
+	// Another connection, as of a pool, has written nothing; WAIT waits all the same for
+	// all that the server had written before its last command.
+	again := replicated(t, connect(t, master))
+	same := &grant{b: again, key: g.key, name: g.name, holder: g.holder}
+	_, err = same.Renew(ctx, 10*time.Second)
+	require.ErrorIs(t, err, ErrReplicas)
+	again.RenewAll(ctx, []locker.Renewal{{Grant: same, TTL: 10 * time.Second}}, func(_ int, _ locker.Lease, err error) {
+		require.ErrorIs(t, err, ErrReplicas)
+	})
+	require.NoError(t, replica.Resume())
+	require.Eventually(t, func() bool {
+		_, err := same.Renew(ctx, 10*time.Second)
+		return err == nil
+	}, soon, 10*time.Millisecond)
+	there := connect(t, replica)
+	require.Greater(t, there.PTTL(ctx, "k").Val(), 59*time.Minute, "nor does a renewal shorten")
+	require.NoError(t, g.Release(ctx))
+}
+
 // The one that has acknowledged need not be the one that is promoted.
 func TestReplicas_fewerThanAllAreNotEnough(t *testing.T) { // C89
 	t.Parallel()

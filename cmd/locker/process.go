@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"log"
 	"os"
@@ -65,7 +66,7 @@ func (p *process) run(k locker.Lock, grace time.Duration, signals <-chan os.Sign
 				expiring.Reset(left)
 				continue
 			}
-			lost = errNotRenewed
+			lost = cmp.Or(lost, errNotRenewed)
 		case <-done:
 			lost, done = k.Err(), nil
 		}

@@ -299,6 +299,14 @@ func TestRun_aLostLockEndsTheCommand(t *testing.T) {
 		p.requireExit(75)
 		requireGone(t, pid)
 	})
+	t.Run("a slow one, whose lease ends meanwhile", func(t *testing.T) {
+		p := w.start("run", "--ttl", "1500ms", "--grace", "750ms", "k", "--", "sh", "-c", `trap '' TERM; echo ready; while :; do sleep 0.05; done`)
+		p.await("ready")
+		lose(t)
+		p.requireExit(75)
+		assert.Contains(t, p.errText(), "lost \"k\"")
+		assert.NotContains(t, p.errText(), "could not be renewed", "that is not the reason")
+	})
 	t.Run("a stopped one", func(t *testing.T) {
 		p := w.start("run", "--ttl", "1s", "k", "--", "sh", "-c", `trap 'echo got TERM; exit 0' TERM; echo ready; kill -STOP $$; sleep 60`)
 		p.await("ready")
