@@ -36,11 +36,11 @@ const (
 // calls to the Locker. What went wrong is on standard error. In all other processes it
 // returns at once.
 func Child(ctx context.Context, h Harness) (ran bool) {
-	serving, mine := childOf(programRun)
+	_, mine := childOf(programRun)
 	if mine {
 		serveChild(ctx, &h)
 	}
-	return serving
+	return mine
 }
 
 // childOf reports whether this process is a child, and whether it belongs to

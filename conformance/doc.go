@@ -42,8 +42,8 @@
 //
 // # Histories
 //
-// The cases break one thing at a time. [History] lets several processes contend while
-// anything breaks at any time, records what they were told, and checks that no two of
+// The cases break one thing at a time. [RunHistory], or [History] in a program, lets
+// several processes contend while anything breaks at any time, records what they were told, and checks that no two of
 // them believed to hold a key at once, that tokens rose, and that all are served in the
 // end. A seed repeats its choices.
 //
@@ -61,8 +61,8 @@
 //
 // # Errors
 //
-// [Fail] means that the rule is broken. [Error] means that nothing was judged: Open
-// failed, or another part of the Harness, or the suite.
+// [Fail] means that the rule is broken. [Error] means that nothing was judged: the
+// store did not answer at the start, a part of the Harness failed, or the suite.
 //
 // # Hooks
 //

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/go-locker/locker"
@@ -54,6 +55,9 @@ func (r *HistoryResult) String() string {
 	for _, name := range slices.Sorted(maps.Keys(r.Faults)) {
 		faults = append(faults, fmt.Sprintf("%d %s", r.Faults[name], name))
 	}
+	if len(faults) == 0 {
+		faults = []string{"none, the Harness has no means"}
+	}
 	s := fmt.Sprintf("seed %d: %d grants, %d lost, %d held, %d errors; %d fenced writes, %d refused, %d overwritten without the fence; faults: %s; %d violations",
 		r.Seed, r.Grants, r.Losses, r.Held, r.Failures, r.Writes, r.Fenced, r.Stale, strings.Join(faults, ", "), len(r.Violations))
 	for _, v := range r.Violations {
@@ -91,12 +95,38 @@ func (r *HistoryResult) String() string {
 // The error is about the Harness or cfg, not about the locks. History blocks for Length
 // and then as long as it takes to serve everybody once more, or until ctx ends, which
 // is an error.
+//
+// Under go test use RunHistory.
 func History(ctx context.Context, h Harness, cfg HistoryConfig) (*HistoryResult, error) {
+	return history(ctx, h, cfg, programProcess())
+}
+
+// RunHistory is History under go test: a violation fails t, and the result is logged.
+// The processes are copies of this test binary that run the calling test, as those of
+// Run: it has to be a test that plays one history only, reached by its name alone.
+func RunHistory(t *testing.T, h Harness, cfg HistoryConfig) {
+	if serving, mine := childOf(t.Name()); serving {
+		if mine {
+			serveChild(t.Context(), &h)
+		}
+		t.SkipNow()
+	}
+	r, err := history(t.Context(), h, cfg, testProcess(t.Name()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log(r)
+	if len(r.Violations) > 0 {
+		t.Errorf("%d violations", len(r.Violations))
+	}
+}
+
+func history(ctx context.Context, h Harness, cfg HistoryConfig, p process) (*HistoryResult, error) {
 	if cfg.Processes < 0 || cfg.Keys < 0 || cfg.Length < 0 {
 		return nil, fmt.Errorf("a negative setting of the history: %+v", cfg)
 	}
 	cfg.Processes, cfg.Keys = cmp.Or(cfg.Processes, 4), cmp.Or(cfg.Keys, 2)
-	s := newSuite(ctx, h, programProcess())
+	s := newSuite(ctx, h, p)
 	if s.broken != nil {
 		return nil, s.broken
 	}
@@ -160,6 +190,7 @@ type actor struct {
 	n       int
 	child   *child            // nil: goroutines here
 	net     *faultnet.Network // of the goroutines; nil without OpenVia
+	play    func(role) (done <-chan struct{})
 	done    <-chan struct{}
 	stopped time.Duration // since; 0: it runs
 	broken  bool          // its network is
@@ -168,9 +199,12 @@ type actor struct {
 
 func (m *mischief) run() {
 	rng := rand.New(rand.NewPCG(m.cfg.Seed, 0))
-	m.end = m.now() + m.cfg.Length
 	for range m.cfg.Processes {
 		m.actors = append(m.actors, m.cast())
+	}
+	m.end = m.now() + m.cfg.Length // a process may take long to start
+	for _, a := range m.actors {
+		m.enter(a)
 	}
 	for m.now() < m.end {
 		m.t.pass(m.part(rng, 0.05, 0.5))
@@ -192,13 +226,9 @@ func (m *mischief) part(rng *rand.Rand, least, most float64) time.Duration {
 func (m *mischief) cast() *actor {
 	m.started++
 	a := &actor{n: m.started}
-	r := role{
-		Process: a.n, Seed: m.cfg.Seed, Keys: m.keys, TTL: m.t.ttl,
-		Length: max(m.end-m.now(), 0),
-	}
 	if m.t.suite.h.Env != nil {
 		a.child = m.t.child()
-		a.done = a.child.play(r, m.archive.take)
+		a.play = func(r role) <-chan struct{} { return a.child.play(r, m.archive.take) }
 		return a
 	}
 	var l locker.Locker
@@ -213,8 +243,16 @@ func (m *mischief) cast() *actor {
 			s.rule(*reply)
 		}
 	})
-	a.done = m.t.start(func() { s.play(m.t.ctx, l, r) })
+	a.play = func(r role) <-chan struct{} { return m.t.start(func() { s.play(m.t.ctx, l, r) }) }
 	return a
+}
+
+// enter has its clients play from now until the end.
+func (m *mischief) enter(a *actor) {
+	a.done = a.play(role{
+		Process: a.n, Seed: m.cfg.Seed, Keys: m.keys, TTL: m.t.ttl,
+		Length: max(m.end-m.now(), 0),
+	})
 }
 
 // strike does one random thing.
@@ -250,6 +288,7 @@ func (m *mischief) strike(rng *rand.Rand) {
 		for i := range m.actors {
 			if m.actors[i] == a {
 				m.actors[i] = m.cast()
+				m.enter(m.actors[i])
 			}
 		}
 	case h.OpenVia != nil:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -172,7 +173,20 @@ func historiesOn(t *testing.T, url string, i *testenv.InCharge, failover bool, s
 		t.Log(r)
 		require.Empty(t, r.Violations)
 		require.Positive(t, r.Grants)
+		require.NotEmpty(t, r.Faults)
 	}
+}
+
+// The children are copies of the test binary that come to this test again, and find
+// the server by the environment.
+func TestRunHistory_startsProcesses(t *testing.T) {
+	url := os.Getenv(urlEnv)
+	if url == "" {
+		url = startRedis(t).URL()
+	}
+	h := harnessOf(url)
+	h.TTL = 200 * time.Millisecond
+	conformance.RunHistory(t, h, conformance.HistoryConfig{Seed: 1, Processes: 2})
 }
 
 func TestHistory_onRedis(t *testing.T) { // C10, C31, C46, C89, C90

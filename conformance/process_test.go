@@ -24,7 +24,7 @@ const (
 )
 
 // TestMain is the main function of a program that judges by Check: it calls Child
-// first.
+// first. What Run and RunHistory start goes by.
 func TestMain(m *testing.M) {
 	if conformance.Child(context.Background(), harnessOf(os.Getenv(urlEnv))) {
 		return
@@ -86,6 +86,16 @@ func TestCheck_processThatCannotOpenIsAnError(t *testing.T) {
 	r := conformance.Check(t.Context(), h, only("G1/processes"), nil).Results[0]
 	require.Equal(t, conformance.Error, r.Status, "%v", r)
 	require.Contains(t, r.Reason, "nonsense")
+}
+
+// A program that forgot Child must not start itself without end.
+func TestCheck_inAChildThatDidNotCallChildIsAnError(t *testing.T) {
+	t.Setenv("LOCKER_CONFORMANCE_CHILD", "program")
+	report := conformance.Check(t.Context(), newWorld().harness(), only("G3/owner"), nil)
+	require.Equal(t, conformance.Error, report.Results[0].Status)
+	require.Contains(t, report.Results[0].Reason, "has to call Child")
+	_, err := conformance.History(t.Context(), newWorld().harness(), conformance.HistoryConfig{})
+	require.ErrorContains(t, err, "has to call Child")
 }
 
 // TestRun_onMutant is for the process that TestRun_tellsGoTest starts.

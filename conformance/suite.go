@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/conformance/faultnet"
 )
 
 // Check judges h without go test. filter chooses cases by their id; nil stands
@@ -47,6 +48,12 @@ type suite struct {
 func newSuite(ctx context.Context, h Harness, p process) *suite {
 	h.TTL = cmp.Or(h.TTL, DefaultTTL)
 	s := &suite{h: h, process: p, prefix: "conformance-" + rand.Text()[:8]}
+	if child, _ := childOf(""); child {
+		// It would start children of its own, and those again, without end.
+		s.broken = errors.New("this process was started by the suite: the program has to call Child, " +
+			"with the same Harness, before Check or History")
+		return s
+	}
 	if h.Open == nil {
 		s.broken = errors.New("Harness.Open is nil")
 		return s
@@ -63,11 +70,70 @@ func newSuite(ctx context.Context, h Harness, p process) *suite {
 	if h.Can != 0 {
 		s.info.Can = h.Can
 	}
+	if s.info.Local {
+		s.h.OpenVia = nil // no connections
+	}
 	if s.info.Can == 0 {
 		s.broken = errors.New("nothing is promised: set Harness.Can, or declare at least CapExclusive in the backend's Info")
+	} else if ctx.Err() == nil {
+		s.broken = s.unusable(ctx, l)
 	}
 	s.report.Backend, s.report.Can = s.info.Name, s.info.Can
 	return s
+}
+
+// unusable says why nothing could be judged: a store that does not answer, or an
+// OpenVia that does not dial by its network. Whether the answers are right is for the
+// cases.
+func (s *suite) unusable(ctx context.Context, l locker.Locker) error {
+	if err := s.probe(ctx, l); err != nil {
+		return fmt.Errorf("the store of Harness.Open cannot be used: %w", err)
+	}
+	if s.h.OpenVia == nil {
+		return nil
+	}
+	net := new(faultnet.Network)
+	defer net.Close()
+	via, err := s.h.OpenVia(ctx, net)
+	if err != nil {
+		return fmt.Errorf("Harness.OpenVia: %w", err)
+	}
+	defer closeNow(ctx, via)
+	if err := s.probe(ctx, via); err != nil {
+		return fmt.Errorf("the store of Harness.OpenVia cannot be used: %w", err)
+	}
+	if net.Dials() == 0 {
+		return errors.New("Harness.OpenVia has made no connection through its network: the client has to dial by net.Dial")
+	}
+	return nil
+}
+
+// probe takes a key that nobody else uses. An answer of any kind is good enough.
+func (s *suite) probe(ctx context.Context, l locker.Locker) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*prompt)
+	defer cancel()
+	answer := make(chan error, 1)
+	go func() {
+		defer func() {
+			if recover() != nil {
+				answer <- nil // a panic is for the cases to judge
+			}
+		}()
+		k, err := l.TryAcquire(ctx, s.prefix+"/probe", locker.WithTTL(s.h.TTL))
+		if k != nil {
+			_ = k.Release(ctx)
+		}
+		answer <- err
+	}()
+	select {
+	case err := <-answer:
+		if errors.Is(err, locker.ErrHeld) || errors.Is(err, locker.ErrLost) {
+			return nil
+		}
+		return err
+	case <-time.After(3 * prompt):
+		return nil // a hang is, too
+	}
 }
 
 // applies reports whether the case is about this kind of store, and counts those that

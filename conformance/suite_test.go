@@ -181,6 +181,18 @@ func TestCheck_brokenHarnessIsAnError(t *testing.T) {
 		"OpenVia fails": {"G4/lost-reply", func(h *conformance.Harness) {
 			h.OpenVia = func(context.Context, *faultnet.Network) (locker.Locker, error) { return nil, errBroken }
 		}, "Harness.OpenVia: " + errBroken.Error()},
+		"OpenVia dials by itself": {"G4/lost-reply", func(h *conformance.Harness) {
+			h.OpenVia = func(ctx context.Context, _ *faultnet.Network) (locker.Locker, error) { return h.Open(ctx) }
+		}, "Harness.OpenVia has made no connection through its network: the client has to dial by net.Dial"},
+		"no server": {"G3/owner", func(h *conformance.Harness) {
+			open := h.Open
+			h.Open = func(ctx context.Context) (locker.Locker, error) {
+				l, err := open(ctx)
+				return wrapped{Locker: l, try: func(context.Context, string, ...locker.Option) (locker.Lock, error) {
+					return nil, errBroken
+				}}, err
+			}
+		}, "the store of Harness.Open cannot be used: " + errBroken.Error()},
 		"Kill fails": {"G3/token-after-restart", func(h *conformance.Harness) {
 			h.Server = &conformance.Server{
 				Kill:    func(context.Context) error { return errBroken },
@@ -202,7 +214,9 @@ func TestCheck_brokenHarnessIsAnError(t *testing.T) {
 		}, "nothing is promised: set Harness.Can, or declare at least CapExclusive in the backend's Info"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newWorld().harness()
+			w := newWorld()
+			w.server = newServer()
+			h := w.harness()
 			tc.breaks(&h)
 			report := conformance.Check(t.Context(), h, only(tc.id), nil)
 			r := report.Results[0]
