@@ -17,13 +17,16 @@ COUNT  ?= 20
 # Which benchmarks.
 BENCH ?= .
 
+# Flags of internal/soak.
+SOAK ?=
+
 .PHONY: help
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: test
 test: deps lint cross $(GOTESTSUM) ## Everything: deps, lint, cross, and all tests with -race on real servers; lists what was skipped.
-	LOCKER_TEST_REQUIRE=1 $(GOTESTSUM) --format standard-quiet -- -race -count=1 ./...
+	LOCKER_TEST_REQUIRE=1 $(GOTESTSUM) --format standard-quiet -- -race -count=1 -timeout=15m ./...
 
 .PHONY: test-repeat
 test-repeat: deps ## Runs the tests of REPEAT (packages) COUNT times with -race, in search of a flake.
@@ -32,6 +35,10 @@ test-repeat: deps ## Runs the tests of REPEAT (packages) COUNT times with -race,
 .PHONY: bench
 bench: deps ## Runs the benchmarks that match BENCH.
 	LOCKER_TEST_REQUIRE=1 $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem ./...
+
+.PHONY: soak
+soak: deps ## What takes too long for test: many random histories and repeated trials, with figures; SOAK has flags.
+	$(GO) run ./internal/soak $(SOAK)
 
 .PHONY: docs
 docs: ## Regenerates docs/contract.md and the suite's golden files. A test fails while they are stale.

@@ -51,6 +51,12 @@ type Harness struct {
 	// larger all the same.
 	Server *Server
 
+	// Only chooses the cases, beside what Check's filter and go test's -run leave.
+	// The others are no part of the run: they are not skipped, and not counted.
+	// Optional: nil stands for all. It is for a second run on a store of another
+	// shape, where the rest of the cases would prove what the first has proved.
+	Only func(Case) bool
+
 	// Requests returns how many requests the clients of all opened Lockers have
 	// sent so far. Optional: it makes the cases on load runnable.
 	Requests func() int64

@@ -167,10 +167,11 @@ func closeDuringAcquire(t *trial) {
 	})
 }
 
-// cycles goes round in all the ways that end without a lock.
+// cycles goes round in all the ways that end without a lock. It leaves no client
+// open, which can have goroutines for each server.
 func (t *trial) cycles(l locker.Locker, n int) {
-	key := t.key()
-	k := t.take(t.open(), key, locker.WithTTL(long))
+	holder, key := t.open(), t.key()
+	k := t.take(holder, key, locker.WithTTL(long))
 	for i := range n {
 		t.release(t.take(l, t.key(), locker.WithTTL(long)))
 		_, err := t.try(t.ctx, l, key)
@@ -188,6 +189,7 @@ func (t *trial) cycles(l locker.Locker, n int) {
 		<-ctx.Done()
 	}
 	t.release(k)
+	closeNow(t.ctx, holder)
 }
 
 func nothingLeft(t *trial) {

@@ -136,9 +136,13 @@ func (s *suite) probe(ctx context.Context, l locker.Locker) error {
 	}
 }
 
-// applies reports whether the case is about this kind of store, and counts those that
-// are not: a store in the memory of one process has no other processes.
+// applies reports whether the case is part of the run, and about this kind of store. It
+// counts those that are about another: a store in the memory of one process has no
+// other processes.
 func (s *suite) applies(c Case) bool {
+	if s.h.Only != nil && !s.h.Only(c) {
+		return false
+	}
 	if s.info.Local && s.h.Env == nil && c.Uses&PartProcesses != 0 {
 		s.report.NotApplicable++
 		return false

@@ -122,6 +122,17 @@ func TestCheck_filtersAndReports(t *testing.T) {
 	require.Equal(t, "6 cases: 5 pass, 1 skip, 0 fail, 0 error, 1 about other kinds of stores; skipped: 1 × no Harness.Requests", r.Summary())
 }
 
+func TestCheck_countsNothingButWhatOnlyChooses(t *testing.T) {
+	h := newWorld().harness()
+	h.Only = func(c conformance.Case) bool {
+		return c.Uses&conformance.PartProcesses == 0 && c.Level == conformance.Must
+	}
+	// Of these, one is about processes and one a Should.
+	r := conformance.Check(t.Context(), h, regexp.MustCompile(`^W1/killed|^W2/no-starvation|^G3/owner|^G3/label`), nil)
+	require.Equal(t, "2 cases: 2 pass, 0 skip, 0 fail, 0 error", r.Summary())
+	require.Zero(t, r.NotApplicable)
+}
+
 func TestCheck_skipsNameWhatIsMissing(t *testing.T) {
 	h := newWorld().harness()
 	h.Can = locker.CapExclusive

@@ -1,12 +1,16 @@
 package redislock_test
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"net"
+	"net/url"
 	"os"
+	"regexp"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,67 +25,181 @@ import (
 	"github.com/go-locker/locker/redislock"
 )
 
+// One server is judged by all cases. Every other deployment is judged by those that
+// could end differently there, because the rest would cost minutes and prove nothing.
+// To servers another process is another client, and those are in all runs.
+
 func TestConformance(t *testing.T) {
-	s := &store{t: t, connect: func(url string, dial dialer) redis.UniversalClient {
-		opts, err := redis.ParseURL(url)
-		require.NoError(t, err)
-		opts.Dialer = dial
-		return redis.NewClient(opts)
-	}}
-	s.use(func() (*testenv.Redis, error) { return testenv.AnyRedis(t.Context()) })
-	conformance.Run(t, s.harness())
-}
-
-// One node that serves all slots refuses what a cluster of many would.
-func TestConformance_cluster(t *testing.T) {
-	s := &store{t: t, connect: func(url string, dial dialer) redis.UniversalClient {
-		opts, err := redis.ParseClusterURL(url)
-		require.NoError(t, err)
-		opts.Dialer = dial
-		opts.ContextTimeoutEnabled = true // calls on the caller's goroutine
-		return redis.NewClusterClient(opts)
-	}}
-	s.use(func() (*testenv.Redis, error) {
-		srv, err := testenv.StartRedis(t.Context(), &testenv.RedisConfig{
-			AppendOnly: true, // locks outlive a crash of the server
-			Settings:   []string{"cluster-enabled yes"},
-		})
+	(&store{prefix: "conformance-" + rand.Text() + ":", connect: single, start: func(ctx context.Context) (servers, error) {
+		srv, err := testenv.AnyRedis(ctx)
 		if err != nil {
-			return nil, err
+			return servers{}, err
 		}
-		rdb := redis.NewClient(&redis.Options{Addr: srv.Addr()})
-		defer rdb.Close()
-		require.NoError(t, rdb.Do(t.Context(), "CLUSTER", "ADDSLOTSRANGE", 0, 16383).Err())
-		require.Eventually(t, func() bool {
-			info, err := rdb.ClusterInfo(t.Context()).Result()
-			return err == nil && strings.Contains(info, "cluster_state:ok")
-		}, 10*time.Second, 5*time.Millisecond)
-		return srv, nil
-	})
-	conformance.Run(t, s.harness())
+		s := servers{url: srv.URL(), stop: srv.Stop}
+		if srv.PID() != 0 { // it is ours to break
+			s.breakable = breakable(srv.InCharge(), false)
+		}
+		return s, nil
+	}}).run(t)
 }
 
-// With a replica that has to acknowledge, every line of the contract holds as well.
+// Behind Sentinel there is one server, until something breaks. Left out is how locks
+// are given back in an outage: a release takes the way of a grant.
+func TestConformance_sentinel(t *testing.T) {
+	(&store{connect: failover, only: of("GHW", uses(network|broken)), start: func(ctx context.Context) (servers, error) {
+		srv, err := testenv.StartSentinel(ctx, &testenv.SentinelConfig{Redis: durable})
+		if err != nil {
+			return servers{}, err
+		}
+		return servers{url: srv.URL(), stop: srv.Stop, breakable: breakable(srv.InCharge(), true)}, nil
+	}}).run(t)
+}
+
+// The keys of a cluster are spread over its nodes. The user has the rights that the
+// package's documentation names, and no others.
+func TestConformance_cluster(t *testing.T) { // C83, C85
+	(&store{prefix: "app:", connect: cluster, only: without(processes | broken), start: func(ctx context.Context) (servers, error) {
+		srv, err := testenv.StartCluster(ctx, nil)
+		if err != nil {
+			return servers{}, err
+		}
+		s := servers{url: srv.URL(), admin: srv.URL(), stop: srv.Stop}
+		rights := append(documentedRights(t), "+cluster|slots", "+scan") // for the client, and for List
+		for _, node := range srv.Nodes() {
+			if _, err := node.AddUser(ctx, username, password, rights...); err != nil {
+				return servers{}, errors.Join(err, srv.Stop())
+			}
+		}
+		s.url = strings.Replace(s.url, "://", "://"+username+":"+password+"@", 1)
+		return s, nil
+	}}).run(t)
+}
+
+const username, password = "locker", "secret"
+
+// Here they are in one slot, so that the node that breaks is theirs.
+func TestConformance_clusterNode(t *testing.T) {
+	const tag = "{tag}"
+	(&store{prefix: tag, connect: cluster, only: uses(broken), start: func(ctx context.Context) (servers, error) {
+		srv, err := testenv.StartCluster(ctx, &testenv.ClusterConfig{Redis: durable})
+		if err != nil {
+			return servers{}, err
+		}
+		return servers{url: srv.URL(), stop: srv.Stop, breakable: breakable(srv.InCharge(tag), true)}, nil
+	}}).run(t)
+}
+
+// A replica that has to acknowledge has a part in what is written: grants, renewals
+// and extensions.
 func TestConformance_replica(t *testing.T) {
-	s := &store{t: t, replicas: 1, connect: func(url string, dial dialer) redis.UniversalClient {
-		opts, err := redis.ParseURL(url)
-		require.NoError(t, err)
-		opts.Dialer = dial
-		return redis.NewClient(opts)
-	}}
-	s.use(func() (*testenv.Redis, error) {
-		srv, err := testenv.StartRedis(t.Context(), nil)
+	(&store{connect: single, replicas: 1, only: of("GHK", without(processes|broken)), start: func(ctx context.Context) (servers, error) {
+		srv, err := testenv.StartRedis(ctx, nil)
 		if err != nil {
-			return nil, err
+			return servers{}, err
 		}
-		replica, err := testenv.StartReplica(t.Context(), srv, nil)
+		replica, err := testenv.StartReplica(ctx, srv, nil)
 		if err != nil {
-			return nil, errors.Join(err, srv.Stop())
+			return servers{}, errors.Join(err, srv.Stop())
 		}
-		t.Cleanup(func() { require.NoError(t, replica.Stop()) })
-		return srv, nil
-	})
-	conformance.Run(t, s.harness())
+		return servers{url: srv.URL(), stop: func() error { return errors.Join(replica.Stop(), srv.Stop()) }}, nil
+	}}).run(t)
+}
+
+// documentedRights are those for the prefix "app:".
+func documentedRights(t *testing.T) []string {
+	doc, err := os.ReadFile("doc.go")
+	require.NoError(t, err)
+	_, rest, _ := strings.Cut(string(doc), "//\tACL SETUSER locker on >secret ")
+	rule, _, found := strings.Cut(rest, "\n//\n")
+	require.True(t, found, "doc.go has no rule")
+	return strings.Fields(strings.ReplaceAll(rule, "//", ""))
+}
+
+// The cases of a run.
+type chooser = func(conformance.Case) bool
+
+// uses chooses the cases that use one of the parts.
+func uses(parts conformance.Part) chooser {
+	return func(c conformance.Case) bool { return c.Uses&parts != 0 }
+}
+
+// without chooses the cases that use none of the parts.
+func without(parts conformance.Part) chooser {
+	return func(c conformance.Case) bool { return c.Uses&parts == 0 }
+}
+
+// of chooses among the cases of some chapters, which are letters: "GH".
+func of(chapters string, choose chooser) chooser {
+	id := regexp.MustCompile(`^[` + chapters + `]\d/`)
+	return func(c conformance.Case) bool { return id.MatchString(c.ID) && choose(c) }
+}
+
+const (
+	processes = conformance.PartProcesses
+	network   = conformance.PartNetwork
+	broken    = conformance.PartServer
+)
+
+// durable servers keep locks over a crash.
+var durable = testenv.RedisConfig{AppendOnly: true}
+
+// servers are what a store is kept by.
+type servers struct {
+	url       string
+	admin     string // the URL of a user with all rights, if url is of another
+	stop      func() error
+	breakable *conformance.Server // nil: they are not to be broken
+}
+
+func breakable(i *testenv.InCharge, failover bool) *conformance.Server {
+	return &conformance.Server{Pause: i.Pause, Resume: i.Resume, Kill: i.Kill, Restart: i.Restart, Failover: failover}
+}
+
+type dialer = func(ctx context.Context, network, address string) (net.Conn, error)
+
+// timeout is the one that is recommended with several servers.
+const timeout = time.Second
+
+// The clients, with the driver's own dialer if dial is nil. What is not set here is
+// the driver's default; that calls end with their contexts is true of cluster alone.
+
+func single(u *url.URL, dial dialer) (redis.UniversalClient, error) {
+	opts, err := redis.ParseURL(u.String())
+	if err != nil {
+		return nil, err
+	}
+	opts.Dialer = dial
+	return redis.NewClient(opts), nil
+}
+
+func failover(u *url.URL, dial dialer) (redis.UniversalClient, error) {
+	return redis.NewFailoverClient(&redis.FailoverOptions{
+		SentinelAddrs: strings.Split(u.Host, ","), MasterName: strings.Trim(u.Path, "/"), Dialer: dial,
+		DialTimeout: timeout, ReadTimeout: timeout, WriteTimeout: timeout,
+	}), nil
+}
+
+func cluster(u *url.URL, dial dialer) (redis.UniversalClient, error) {
+	opts := &redis.ClusterOptions{
+		Addrs: strings.Split(u.Host, ","), Dialer: dial, ContextTimeoutEnabled: true,
+		DialTimeout: timeout, ReadTimeout: timeout, WriteTimeout: timeout,
+	}
+	opts.Username = u.User.Username()
+	opts.Password, _ = u.User.Password()
+	return redis.NewClusterClient(opts), nil
+}
+
+// store is what one run judges.
+type store struct {
+	start    func(ctx context.Context) (servers, error)
+	connect  func(u *url.URL, dial dialer) (redis.UniversalClient, error)
+	prefix   string
+	replicas int
+	only     chooser // nil: all cases
+
+	servers  servers
+	looker   redis.UniversalClient
+	requests atomic.Int64
 }
 
 // What the suite's child processes are told of the store.
@@ -90,83 +208,96 @@ const (
 	prefixEnv = "LOCKER_TEST_CONFORMANCE_PREFIX"
 )
 
-type dialer = func(ctx context.Context, network, address string) (net.Conn, error)
-
-// store is a server, and a prefix of this run's own on it.
-type store struct {
-	t           *testing.T
-	connect     func(url string, dial dialer) redis.UniversalClient // nil: the client's own dialer
-	server      *testenv.Redis                                      // nil if it is not ours to break
-	url, prefix string
-	replicas    int
-	requests    atomic.Int64
-	looker      redis.UniversalClient
-}
-
-// use starts the server, or in a child process takes the one of its parent.
-func (s *store) use(start func() (*testenv.Redis, error)) {
-	s.url, s.prefix = os.Getenv(urlEnv), os.Getenv(prefixEnv)
-	if s.url == "" {
-		srv, err := start()
-		if testenv.Skippable(err) {
-			s.t.Skip(err)
-		}
-		require.NoError(s.t, err)
-		s.t.Cleanup(func() { require.NoError(s.t, srv.Stop()) })
-		s.url, s.prefix = srv.URL(), "conformance-"+rand.Text()+":"
-		if srv.PID() != 0 {
-			s.server = srv
-		}
+// run starts the servers, or in a child process takes those of its parent.
+func (s *store) run(t *testing.T) {
+	if parent, ok := os.LookupEnv(urlEnv); ok {
+		s.servers.url, s.prefix = parent, os.Getenv(prefixEnv)
+	} else {
+		var err error
+		s.servers, err = s.start(t.Context())
+		started(t, err)
+		t.Cleanup(func() { require.NoError(t, s.servers.stop()) })
 	}
-	s.looker = s.client(nil)
-}
-
-func (s *store) harness() conformance.Harness {
-	return conformance.Harness{
+	var err error
+	s.looker, err = s.client(cmp.Or(s.servers.admin, s.servers.url), nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.looker.Close() })
+	conformance.Run(t, conformance.Harness{
 		Open:     func(context.Context) (locker.Locker, error) { return s.open(nil) },
 		OpenVia:  func(_ context.Context, net *faultnet.Network) (locker.Locker, error) { return s.open(net.Dial) },
-		Server:   s.breakable(),
+		Server:   s.servers.breakable,
 		TTL:      conformance.DefaultTTL / 2,
 		Names:    s.names,
-		Env:      []string{urlEnv + "=" + s.url, prefixEnv + "=" + s.prefix},
+		Env:      []string{urlEnv + "=" + s.servers.url, prefixEnv + "=" + s.prefix},
 		Requests: s.requests.Load,
-	}
+		Only:     s.only,
+	})
 }
 
 func (s *store) open(dial dialer) (locker.Locker, error) {
-	rdb := s.client(dial)
+	rdb, err := s.client(s.servers.url, dial)
+	if err != nil {
+		return nil, err
+	}
 	rdb.AddHook(counter{&s.requests})
-	return redislock.New(rdb, &redislock.Config{Prefix: s.prefix, Replicas: s.replicas})
+	l, err := redislock.New(rdb, &redislock.Config{Prefix: s.prefix, Replicas: s.replicas})
+	if err != nil {
+		return nil, errors.Join(err, rdb.Close())
+	}
+	return process{Locker: l, Inspector: l.(locker.Inspector), rdb: rdb}, nil
 }
 
-func (s *store) breakable() *conformance.Server {
-	if s.server == nil {
-		return nil
+func (s *store) client(raw string, dial dialer) (redis.UniversalClient, error) {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return nil, err
 	}
-	return &conformance.Server{
-		Pause:   func(context.Context) error { return s.server.Pause() },
-		Resume:  func(context.Context) error { return s.server.Resume() },
-		Kill:    func(context.Context) error { return s.server.Kill() },
-		Restart: s.server.Restart,
-	}
+	return s.connect(u, dial)
 }
 
-func (s *store) client(dial dialer) redis.UniversalClient {
-	rdb := s.connect(s.url, dial)
-	s.t.Cleanup(func() { _ = rdb.Close() })
-	return rdb
+// process ends its client with its Locker. The driver has goroutines for each.
+type process struct {
+	locker.Locker
+	locker.Inspector
+	rdb redis.UniversalClient
+}
+
+func (p process) Info() locker.Info { return p.Locker.(interface{ Info() locker.Info }).Info() }
+
+func (p process) Close(ctx context.Context) error {
+	err := p.Locker.Close(ctx)
+	_ = p.rdb.Close() // the second one is an error
+	return err
 }
 
 // names lists keys and channels, without the token counters.
 func (s *store) names(ctx context.Context) ([]string, error) {
+	cluster, ok := s.looker.(*redis.ClusterClient)
+	if !ok {
+		return s.namesOn(ctx, s.looker)
+	}
+	var mu sync.Mutex
 	var names []string
-	for keys := s.looker.Scan(ctx, 0, s.prefix+"*", 0).Iterator(); keys.Next(ctx); {
+	err := cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
+		more, err := s.namesOn(ctx, node)
+		mu.Lock()
+		defer mu.Unlock()
+		names = append(names, more...)
+		return err
+	})
+	return names, err
+}
+
+func (s *store) namesOn(ctx context.Context, node redis.UniversalClient) ([]string, error) {
+	var names []string
+	keys := node.Scan(ctx, 0, s.prefix+"*", 0).Iterator()
+	for keys.Next(ctx) {
 		if !strings.HasPrefix(keys.Val(), s.prefix+"\x00token") {
 			names = append(names, keys.Val())
 		}
 	}
-	channels, err := s.looker.PubSubChannels(ctx, s.prefix+"*").Result()
-	return append(names, channels...), err
+	channels, err := node.PubSubChannels(ctx, s.prefix+"*").Result()
+	return append(names, channels...), errors.Join(keys.Err(), err)
 }
 
 // counter counts the requests of a client. What its subscriptions send does not

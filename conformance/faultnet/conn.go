@@ -298,6 +298,25 @@ func (c *conn) isBroken() bool {
 	}
 }
 
+// A pipe refuses a deadline when either end is closed, a socket does not: what has
+// become of the connection is told by the next Read or Write.
+
+// SetDeadline implements net.Conn.
+func (c *conn) SetDeadline(t time.Time) error { return asOfSocket(c.Conn.SetDeadline(t)) }
+
+// SetReadDeadline implements net.Conn.
+func (c *conn) SetReadDeadline(t time.Time) error { return asOfSocket(c.Conn.SetReadDeadline(t)) }
+
+// SetWriteDeadline implements net.Conn.
+func (c *conn) SetWriteDeadline(t time.Time) error { return asOfSocket(c.Conn.SetWriteDeadline(t)) }
+
+func asOfSocket(err error) error {
+	if errors.Is(err, io.ErrClosedPipe) {
+		return nil
+	}
+	return err
+}
+
 // LocalAddr implements net.Conn.
 func (c *conn) LocalAddr() net.Addr { return c.server.LocalAddr() }
 

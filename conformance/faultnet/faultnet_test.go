@@ -181,6 +181,12 @@ func TestNetwork_resetLosesWhatWasOnItsWay(t *testing.T) {
 	_, err := c.receive(soon)
 	require.ErrorIs(t, err, syscall.ECONNRESET)
 	require.ErrorIs(t, c.send("more"), syscall.ECONNRESET)
+	// A client that sets a deadline first sees the same.
+	require.NoError(t, c.SetDeadline(time.Now().Add(soon)))
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(soon)))
+	require.NoError(t, c.SetWriteDeadline(time.Now().Add(soon)))
+	_, err = c.receive(soon)
+	require.ErrorIs(t, err, syscall.ECONNRESET)
 	dial(t, n, s).requireEcho(t, "after")
 	require.False(t, s.has("lost"))
 }
