@@ -10,14 +10,19 @@ import (
 // of an attempt.
 const detachedBound = 5 * time.Second
 
-// detachedSlice bounds one attempt of such work: a connection that is dead, unknown
+// detachedSlice bounds the first attempt of such work: a connection that is dead, unknown
 // to its client, must not use up the time of the attempts on others.
 const detachedSlice = detachedBound / 4
 
-// sliced makes one attempt of detached work. A driver that does not heed deadlines
-// ends it by a time-out of its own.
+// sliced makes one attempt of detached work, whose context is detached's. A later attempt
+// has more time, up to half of the bound: a store that is merely slow is heard. A driver
+// that does not heed deadlines ends an attempt by a time-out of its own.
 func sliced(ctx context.Context, attempt func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, detachedSlice)
+	slice := detachedSlice
+	if end, ok := ctx.Deadline(); ok && detachedBound-time.Until(end) >= detachedSlice {
+		slice *= 2
+	}
+	ctx, cancel := context.WithTimeout(ctx, slice)
 	defer cancel()
 	return attempt(ctx)
 }

@@ -519,3 +519,23 @@ func TestClose_waitsForWhatALeaderGotAtThatMoment(t *testing.T) { // House, G4
 type localClosing struct{ closing }
 
 func (b localClosing) Info() locker.Info { return inProcess{b.faulty}.Info() }
+
+// A store that is slow takes what is sent, and answers later than a first attempt waits.
+func TestRelease_aSlowAnswerIsWaitedFor(t *testing.T) { // R2
+	synctest.Test(t, func(t *testing.T) {
+		store := memlock.NewStore()
+		f := newFaulty(store)
+		l := newOver(t, f, nil)
+		k := acquire(t, l, "k")
+		f.set(func(ctx context.Context, _ string) error {
+			select {
+			case <-time.After(2 * time.Second):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}, nil)
+		require.NoError(t, k.Release(t.Context()))
+		require.Zero(t, store.Len())
+	})
+}

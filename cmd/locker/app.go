@@ -7,6 +7,7 @@ import (
 	"io"
 	"log"
 	"net"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -127,14 +128,26 @@ func (a *app) open(ctx context.Context, c *cli.Command) (locker.Locker, error) {
 
 // openVia is open over connections that dial makes.
 func (a *app) openVia(ctx context.Context, c *cli.Command, dial func(context.Context, string, string) (net.Conn, error)) (locker.Locker, error) {
-	url := c.String("url")
-	if url == "" {
+	raw := c.String("url")
+	if raw == "" {
 		return nil, errNoURL
 	}
-	return locker.OpenWith(ctx, url, &locker.OpenConfig{
+	return locker.OpenWith(ctx, raw, &locker.OpenConfig{
 		Config: locker.Config{Observer: a.observer(c.Bool("verbose"))},
 		Dial:   dial,
 	})
+}
+
+// parts are the scheme and the query of a URL that may list several hosts, which
+// url.Parse does not always take. What is wrong with it is for Open to say.
+func parts(raw string) (scheme string, query url.Values) {
+	scheme, rest, _ := strings.Cut(raw, "://")
+	if at := strings.IndexAny(rest, "/?#"); at >= 0 {
+		if u, err := url.Parse(rest[at:]); err == nil {
+			query = u.Query()
+		}
+	}
+	return strings.ToLower(scheme), query
 }
 
 var errNoURL = usagef("no URL: --url, or LOCKER_URL in the environment, says where the locks are, such as redis://localhost:6379/0")

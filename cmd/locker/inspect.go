@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -76,8 +75,8 @@ func (a *app) ls(ctx context.Context, c *cli.Command) error {
 // sharedWithOthers reports whether the URL names a store in which locks cannot be told
 // from other data by their names.
 func sharedWithOthers(raw string) bool {
-	u, err := url.Parse(raw)
-	return err == nil && strings.HasPrefix(u.Scheme, "redis") && u.Query().Get("prefix") == ""
+	scheme, query := parts(raw)
+	return strings.HasPrefix(scheme, "redis") && query.Get("prefix") == ""
 }
 
 func (a *app) releaseCommand() *cli.Command {

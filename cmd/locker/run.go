@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"os/signal"
 	"os/user"
@@ -105,10 +104,9 @@ func parseWait(s string) (time.Duration, error) {
 // ttlOf is the lease of a lock that is opened by the URL. What is wrong with the URL
 // is for Open to say.
 func ttlOf(raw string) time.Duration {
-	if u, err := url.Parse(raw); err == nil {
-		if d, err := time.ParseDuration(u.Query().Get("ttl")); err == nil {
-			return d
-		}
+	_, query := parts(raw)
+	if d, err := time.ParseDuration(query.Get("ttl")); err == nil {
+		return d
 	}
 	return locker.DefaultTTL
 }
