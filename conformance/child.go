@@ -18,7 +18,7 @@ import (
 // same Harness, opens one Locker and does what it is told, one JSON object per line:
 // requests on standard input, answers on standard output behind a mark, because go
 // test prints there too. It ends when standard input does, and so not later than the
-// process that started it.
+// process that started it, unless that one dies while it has stopped the child.
 
 const (
 	// childEnv tells a process that it is a child, and which call of Run is

@@ -79,3 +79,12 @@ func TestListen_servesUntilItIsTold(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, await(t, code))
 }
+
+func TestRuns_aRequestThatStoodStillHidesNoLaterRun(t *testing.T) { // C46
+	rs := newRuns(t.Logf)
+	rs.keep(record{Job: "report", Token: 8, State: running})
+	rs.keep(record{Job: "report", Token: 7, State: running}) // whose lease was over when it went on
+	last, ok := rs.last("report")
+	require.True(t, ok)
+	require.EqualValues(t, 8, last.Token)
+}

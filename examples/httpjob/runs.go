@@ -73,9 +73,7 @@ func (rs *runs) leave() { rs.working.Done() }
 // begin starts a job under its lock, which it owns from here on.
 func (rs *runs) begin(name, instance string, do job, k locker.Lock) record {
 	r := record{Job: name, Instance: instance, Token: k.Token(), State: running, Started: time.Now()}
-	rs.mu.Lock()
-	rs.latest[name] = r
-	rs.mu.Unlock()
+	rs.keep(r)
 	go func() {
 		defer rs.leave()
 		err, release := perform(rs.ctx, do, k)
@@ -120,10 +118,15 @@ func (rs *runs) end(r record, err, release error) {
 	if release != nil && r.State != lost {
 		rs.log("the lock of %s stays taken until its lease ends: %v", r.Job, release)
 	}
+	rs.keep(r)
+}
+
+// keep makes r the job's last run, unless a later one has begun: before this one had
+// its answer from the store, or while its request stood still, longer than its lease.
+func (rs *runs) keep(r record) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	// A later run may have begun before this one had its answer from the store.
-	if rs.latest[r.Job].Token == r.Token {
+	if rs.latest[r.Job].Token <= r.Token {
 		rs.latest[r.Job] = r
 	}
 }
