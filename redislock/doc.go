@@ -150,8 +150,9 @@
 //   - of what it may not ask.
 //
 // That takes two requests to each master (INFO, CONFIG GET save) beside the first
-// answer, and again when after an error another server may answer. Without an Observer
-// nothing is asked.
+// answer, be it a refusal, and again when after an error another server may answer.
+// Locker.Close waits for what is being asked, for half a second at most and until its
+// ctx ends. Without an Observer nothing is asked.
 //
 // # Permissions
 //

@@ -49,6 +49,9 @@ func newExaminer(b *backend) *examiner {
 // OnWarning implements locker.Warner.
 func (b *backend) OnWarning(report func(err error)) { b.examiner.report = report }
 
+// AwaitWarnings implements locker.Warner.
+func (b *backend) AwaitWarnings(ctx context.Context) { _ = b.examiner.await(ctx) }
+
 // answered notes that a server has answered.
 func (e *examiner) answered() {
 	if e.report == nil {
@@ -93,6 +96,13 @@ func (e *examiner) close(ctx context.Context) error {
 	if e.cancel != nil {
 		e.cancel()
 	}
+	e.mu.Unlock()
+	return e.await(ctx)
+}
+
+// await waits for the examination under way, if there is one, until ctx ends.
+func (e *examiner) await(ctx context.Context) error {
+	e.mu.Lock()
 	ended := e.ended
 	e.mu.Unlock()
 	select {

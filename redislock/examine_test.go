@@ -35,12 +35,7 @@ func await(t *testing.T, warnings <-chan string) string {
 }
 
 // examined waits for the examinations under way.
-func examined(b *backend) {
-	b.examiner.mu.Lock()
-	ended := b.examiner.ended
-	b.examiner.mu.Unlock()
-	<-ended
-}
+func examined(b *backend) { b.AwaitWarnings(context.Background()) }
 
 func TestWarnings_nameWhatEndangersLocks(t *testing.T) { // C90
 	for name, c := range map[string]struct {
@@ -90,13 +85,42 @@ func TestWarnings_comeThroughTheObserverOnceAndCostTwoRequests(t *testing.T) {
 	require.Equal(t, 1, calls(t, admin, "config|get"), "without an observer nothing is asked")
 }
 
+// warnedBriefly uses a Locker as a short-lived program does, and returns what it was warned of.
+func warnedBriefly(t *testing.T, rdb redis.UniversalClient, use func(locker.Locker)) string {
+	t.Helper()
+	observe, warnings := warned()
+	l, err := New(rdb, &Config{Config: locker.Config{Observer: observe}})
+	require.NoError(t, err)
+	use(l)
+	require.NoError(t, l.Close(t.Context()))
+	var all []string
+	for len(warnings) > 0 {
+		all = append(all, <-warnings)
+	}
+	return strings.Join(all, "\n")
+}
+
+func TestWarnings_aProgramThatEndsSoonGetsThem(t *testing.T) {
+	srv := startServer(t, "appendonly yes", "maxmemory 100mb", "maxmemory-policy allkeys-lru")
+	w := &wire{}
+	w.delay.Store(int64(20 * time.Millisecond)) // INFO's answer is later than the release's
+	for range 10 {
+		got := warnedBriefly(t, connect(t, srv, w.use), func(l locker.Locker) {
+			require.NoError(t, acquire(t, l, "k").Release(t.Context()))
+		})
+		require.Contains(t, got, "it evicts keys")
+	}
+}
+
 func TestWarnings_aReplicaIsNamed(t *testing.T) {
 	_, replica := startReplicated(t)
-	observe, warnings := warned()
-	l := lockerOn(t, connect(t, replica), &Config{Config: locker.Config{Observer: observe}})
-	_, err := l.TryAcquire(t.Context(), "k")
-	require.ErrorContains(t, err, "READONLY")
-	require.Contains(t, await(t, warnings)+await(t, warnings), "it is a replica") // in any order
+	for range 10 {
+		got := warnedBriefly(t, connect(t, replica), func(l locker.Locker) {
+			_, err := l.TryAcquire(t.Context(), "k")
+			require.ErrorContains(t, err, "READONLY")
+		})
+		require.Contains(t, got, "it is a replica")
+	}
 }
 
 func TestWarnings_moreReplicasThanAreWaitedFor(t *testing.T) { // C89
