@@ -146,8 +146,8 @@
 //   - of a maxmemory-policy other than noeviction, whether there is a maxmemory or not;
 //   - of no persistence: appendonly no, and no save points;
 //   - of a server that is a replica;
-//   - of more replicas than Config.Replicas, if that is set;
-//   - of what it may not ask.
+//   - of a master that has more replicas than Config.Replicas, or any without it;
+//   - of what the server does not tell, and why.
 //
 // That takes two requests to each master (INFO, CONFIG GET save) beside the first
 // answer, be it a refusal, and again when after an error another server may answer.
