@@ -119,7 +119,7 @@
 // certificate has to be for the name that its server is dialled by, unless
 // tls_server_name says for which. Further parameters: prefix, ttl, replicas,
 // replica_timeout, and those of redis.ParseURL, skip_verify among them. An unknown one
-// is locker.ErrInvalid.
+// is locker.ErrInvalid, and is named unless it may be a piece of a password.
 //
 // Next to the client's connections there is one for wake-ups while somebody waits. It
 // does not count against the pool. It is checked every three seconds of silence, and
