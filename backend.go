@@ -269,6 +269,11 @@ type Warner interface {
 	// wants to know. report does not block and may be called from any goroutine.
 	// Finding out must not delay a lock, nor make one fail.
 	OnWarning(report func(err error))
+
+	// AwaitWarnings waits until what is being found out has been reported, or ctx
+	// ends. It begins nothing. The Locker's Close calls it, so that a program that
+	// ends soon is warned too; what is reported after its return is dropped.
+	AwaitWarnings(ctx context.Context)
 }
 
 // Inspector is implemented by backends that can show keys to an operator. The

@@ -37,6 +37,7 @@ func (c *core) Close(ctx context.Context) error {
 		c.timer.Stop()
 	}
 	c.cancel() // ends waits and attempts; each of them leaves its line by itself
+	c.awaitLastWarnings(ctx)
 	c.settle()
 	c.unlock()
 

@@ -29,6 +29,7 @@ type core struct {
 	extender  Extender
 	batch     BatchRenewer
 	inspector Inspector
+	warner    Warner // nil without an observer
 	closer    Closer
 
 	// epoch is the zero of instant; asleep tells how long the machine has been
@@ -50,6 +51,7 @@ type core struct {
 	slept time.Duration // the machine's sleep when tick last looked
 
 	closing    bool
+	deaf       bool               // to warnings: Close has waited for the last ones
 	orphans    map[*hold]struct{} // lost by Close, not yet released by their holders
 	unreturned map[*hold]error    // and those that could not be given back so far
 	pending    int                // leads, attempts and detached work under way
@@ -116,6 +118,7 @@ func New(b Backend, cfg *Config) (Locker, error) {
 		p.OnLoss(c.lossReported)
 	}
 	if w, ok := b.(Warner); ok && c.observer != nil {
+		c.warner = w
 		w.OnWarning(c.warned)
 	}
 	return c, nil

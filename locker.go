@@ -50,7 +50,9 @@ type Locker interface {
 	// backend's constructor is not closed. The error tells what could not be given
 	// back; the TTL will. A second Close waits for the first one, or for its own
 	// ctx, and returns its error. Close must not be called from the Observer: it
-	// would wait for itself.
+	// would wait for itself. If there is an Observer, and the backend is just looking
+	// at how its store is set up, Close waits for what comes of it, until ctx ends and
+	// for half a second at most.
 	Close(ctx context.Context) error
 }
 

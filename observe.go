@@ -1,6 +1,9 @@
 package locker
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // EventKind says what an Event is about.
 type EventKind string
@@ -35,13 +38,34 @@ type Event struct {
 func (c *core) warned(err error) {
 	c.mu.Lock()
 	defer c.unlock()
-	if c.closing {
+	if c.deaf {
 		return
 	}
 	c.begin()
 	go func() {
 		c.notify(Event{Kind: EventWarning, Err: err})
 		c.endNow()
+	}()
+}
+
+// lastWarningsBound is how long Close waits for a look at the store under way.
+const lastWarningsBound = 500 * time.Millisecond
+
+// awaitLastWarnings has Close wait for the warnings that are about to come, beside
+// all else that it waits for. c.mu is held.
+func (c *core) awaitLastWarnings(ctx context.Context) {
+	if c.warner == nil {
+		return
+	}
+	c.begin()
+	go func() {
+		ctx, cancel := context.WithTimeout(ctx, lastWarningsBound)
+		defer cancel()
+		c.warner.AwaitWarnings(ctx)
+		c.mu.Lock()
+		c.deaf = true
+		c.end()
+		c.unlock()
 	}()
 }
 

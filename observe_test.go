@@ -151,9 +151,16 @@ func TestObserver_thatBlocksDoesNotHoldUpTheRestOfABatch(t *testing.T) { // H3
 type warner struct {
 	locker.Backend
 	report func(error)
+	await  func(context.Context) // until the last report; nil: there is none to come
 }
 
 func (w *warner) OnWarning(report func(error)) { w.report = report }
+
+func (w *warner) AwaitWarnings(ctx context.Context) {
+	if w.await != nil {
+		w.await(ctx)
+	}
+}
 
 func (w *warner) Info() locker.Info {
 	return locker.Info{Name: "wobbly", Can: locker.CapExclusive, Local: true}
@@ -191,4 +198,49 @@ func TestObserver_isToldWarningsOfTheBackend(t *testing.T) {
 	w := &warner{Backend: memlock.NewBackend(nil)}
 	newOver(t, w, nil)
 	require.Nil(t, w.report, "without an observer nobody has to look")
+}
+
+func TestClose_waitsForTheLastWarnings(t *testing.T) {
+	never := func(ctx context.Context) { <-ctx.Done() }
+	for name, c := range map[string]struct {
+		await  func(context.Context)
+		before time.Duration // the end of Close's ctx; 0: none
+		took   time.Duration
+	}{
+		"none to come":         {took: 0},
+		"soon":                 {await: func(context.Context) { time.Sleep(200 * time.Millisecond) }, took: 200 * time.Millisecond},
+		"never":                {await: never, took: 500 * time.Millisecond},
+		"and ctx ends earlier": {await: never, before: 100 * time.Millisecond, took: 100 * time.Millisecond},
+		"and ctx has ended":    {await: never, before: -1, took: 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var rec events
+				w := &warner{Backend: memlock.NewBackend(nil)}
+				if c.await != nil {
+					w.await = func(ctx context.Context) {
+						c.await(ctx)
+						w.report(io.ErrShortBuffer)
+					}
+				}
+				l, err := locker.New(w, &locker.Config{Observer: rec.observe})
+				require.NoError(t, err)
+				ctx := t.Context()
+				if c.before != 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, c.before)
+					defer cancel()
+				}
+				start := time.Now()
+				require.NoError(t, l.Close(ctx))
+				require.Equal(t, c.took, time.Since(start))
+				if c.await != nil {
+					require.Len(t, rec.take(), 1, "what was found out is told, before Close returns")
+				}
+				w.report(io.ErrShortBuffer)
+				synctest.Wait()
+				require.Empty(t, rec.take())
+			})
+		})
+	}
 }

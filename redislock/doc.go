@@ -119,7 +119,7 @@
 // certificate has to be for the name that its server is dialled by, unless
 // tls_server_name says for which. Further parameters: prefix, ttl, replicas,
 // replica_timeout, and those of redis.ParseURL, skip_verify among them. An unknown one
-// is locker.ErrInvalid.
+// is locker.ErrInvalid, and is named unless it may be a piece of a password.
 //
 // Next to the client's connections there is one for wake-ups while somebody waits. It
 // does not count against the pool. It is checked every three seconds of silence, and
@@ -146,12 +146,13 @@
 //   - of a maxmemory-policy other than noeviction, whether there is a maxmemory or not;
 //   - of no persistence: appendonly no, and no save points;
 //   - of a server that is a replica;
-//   - of more replicas than Config.Replicas, if that is set;
-//   - of what it may not ask.
+//   - of a master that has more replicas than Config.Replicas, or any without it;
+//   - of what the server does not tell, and why.
 //
 // That takes two requests to each master (INFO, CONFIG GET save) beside the first
-// answer, and again when after an error another server may answer. Without an Observer
-// nothing is asked.
+// answer, be it a refusal, and again when after an error another server may answer.
+// Locker.Close waits for what is being asked, for half a second at most and until its
+// ctx ends. Without an Observer nothing is asked.
 //
 // # Permissions
 //

@@ -2,7 +2,6 @@ package redislock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -49,6 +48,9 @@ func newExaminer(b *backend) *examiner {
 // OnWarning implements locker.Warner.
 func (b *backend) OnWarning(report func(err error)) { b.examiner.report = report }
 
+// AwaitWarnings implements locker.Warner.
+func (b *backend) AwaitWarnings(ctx context.Context) { _ = b.examiner.await(ctx) }
+
 // answered notes that a server has answered.
 func (e *examiner) answered() {
 	if e.report == nil {
@@ -93,6 +95,13 @@ func (e *examiner) close(ctx context.Context) error {
 	if e.cancel != nil {
 		e.cancel()
 	}
+	e.mu.Unlock()
+	return e.await(ctx)
+}
+
+// await waits for the examination under way, if there is one, until ctx ends.
+func (e *examiner) await(ctx context.Context) error {
+	e.mu.Lock()
 	ended := e.ended
 	e.mu.Unlock()
 	select {
@@ -111,7 +120,7 @@ func (e *examiner) examine(ctx context.Context) (complete bool) {
 	known := make(map[string]struct{}) // only those of now are kept
 	for _, node := range nodes {
 		s, err := ask(ctx, node)
-		if _, refused := serverError(err); err != nil && !refused {
+		if err != nil {
 			complete = false
 			continue
 		}
@@ -121,7 +130,7 @@ func (e *examiner) examine(ctx context.Context) (complete bool) {
 			if again || ctx.Err() != nil {
 				break
 			}
-			e.report(fmt.Errorf("redislock: %s: %w", nameOf(node), warning))
+			e.report(fmt.Errorf("%s: %w", nameOf(node), warning))
 		}
 	}
 	if !complete {
@@ -133,14 +142,20 @@ func (e *examiner) examine(ctx context.Context) (complete bool) {
 
 // settings are what a server tells of itself. What it does not is empty.
 type settings struct {
-	id    string            // of its process
-	info  map[string]string // nil: it may not be asked
-	saves string            // its save points
-	asked bool              // it was asked for them, and answered
+	id      string            // of its process
+	info    map[string]string // nil: it did not tell
+	saves   string            // its save points
+	refusal string            // its error, to the question that was the last one then
 }
 
 // ask asks a server. An error that it answered with leaves the settings incomplete.
 func ask(ctx context.Context, node redis.Cmdable) (s settings, err error) {
+	defer func() {
+		var refused bool
+		if s.refusal, refused = serverError(err); refused {
+			err = nil
+		}
+	}()
 	text, err := node.Info(ctx).Result()
 	if err != nil {
 		return s, err
@@ -153,21 +168,16 @@ func ask(ctx context.Context, node redis.Cmdable) (s settings, err error) {
 	}
 	s.id = s.info["run_id"]
 	saves, err := node.ConfigGet(ctx, "save").Result()
-	if err != nil {
-		return s, err
-	}
-	s.saves, s.asked = saves["save"], true
-	return s, nil
+	s.saves = saves["save"]
+	return s, err
 }
 
 // warnings are what in the settings endangers locks.
 func (b *backend) warnings(s settings) (warnings []error) {
 	warn := func(format string, args ...any) { warnings = append(warnings, fmt.Errorf(format, args...)) }
 	if s.info == nil {
-		return []error{errors.New("whether it evicts or forgets keys cannot be told: INFO is not allowed")}
-	}
-	if s.info["role"] == "slave" {
-		warn("it is a replica: locks have to be taken on its master")
+		warn("whether it evicts or forgets keys cannot be told: INFO: %s", s.refusal)
+		return warnings
 	}
 	switch policy := s.info["maxmemory_policy"]; {
 	case policy == "" || policy == "noeviction":
@@ -179,15 +189,22 @@ func (b *backend) warnings(s settings) (warnings []error) {
 	}
 	if s.info["aof_enabled"] == "0" {
 		switch {
-		case !s.asked:
-			warn("without appendonly it may forget its keys in a restart; whether there are save points cannot be told: CONFIG GET is not allowed")
+		case s.refusal != "":
+			warn("without appendonly it may forget its keys in a restart; whether there are save points cannot be told: CONFIG GET: %s", s.refusal)
 		case s.saves == "":
-			warn("it forgets its keys in a restart, and gives locks that are held to others: appendonly is no, and there are no save points")
+			warn("it forgets its keys in a restart, and gives locks that are held to others: there are no save points, and appendonly is no; " +
+				"set appendonly yes")
 		}
 	}
-	if n, err := strconv.Atoi(s.info["connected_slaves"]); err == nil && b.replicas.want > 0 && n > b.replicas.want {
+	n, _ := strconv.Atoi(s.info["connected_slaves"])
+	switch want := b.replicas.want; {
+	case s.info["role"] == "slave":
+		warn("it is a replica: locks have to be taken on its master")
+	case n > 0 && want == 0:
+		warn("it has replicas (%d) and writes wait for none of them: a failover may give a held lock to another; set Replicas", n)
+	case n > want:
 		warn("it has %d replicas and writes wait for %d: one of the others may become the master, and give locks that are held to others",
-			n, b.replicas.want)
+			n, want)
 	}
 	return warnings
 }

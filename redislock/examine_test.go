@@ -2,6 +2,7 @@ package redislock
 
 import (
 	"context"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -35,12 +36,7 @@ func await(t *testing.T, warnings <-chan string) string {
 }
 
 // examined waits for the examinations under way.
-func examined(b *backend) {
-	b.examiner.mu.Lock()
-	ended := b.examiner.ended
-	b.examiner.mu.Unlock()
-	<-ended
-}
+func examined(b *backend) { b.AwaitWarnings(context.Background()) }
 
 func TestWarnings_nameWhatEndangersLocks(t *testing.T) { // C90
 	for name, c := range map[string]struct {
@@ -49,7 +45,7 @@ func TestWarnings_nameWhatEndangersLocks(t *testing.T) { // C90
 	}{
 		"kept":             {[]string{"appendonly yes", "maxmemory 100mb"}, nil},
 		"snapshots":        {[]string{"save 60 1"}, nil},
-		"nothing kept":     {nil, []string{"no save points"}},
+		"nothing kept":     {nil, []string{"set appendonly yes"}},
 		"evicting":         {[]string{"appendonly yes", "maxmemory 100mb", "maxmemory-policy allkeys-lru"}, []string{"it evicts keys"}},
 		"would be evicted": {[]string{"appendonly yes", "maxmemory-policy volatile-ttl"}, []string{"if there were a maxmemory"}},
 		"both":             {[]string{"maxmemory 100mb", "maxmemory-policy volatile-lru"}, []string{"volatile-lru", "no save points"}},
@@ -66,7 +62,7 @@ func TestWarnings_nameWhatEndangersLocks(t *testing.T) { // C90
 			require.Len(t, got, len(c.want), "%v", got)
 			for i, want := range c.want {
 				require.Contains(t, got[i], want)
-				require.Contains(t, got[i], srv.Addr())
+				require.True(t, strings.HasPrefix(got[i], srv.Addr()+": it "), got[i])
 			}
 		})
 	}
@@ -90,13 +86,42 @@ func TestWarnings_comeThroughTheObserverOnceAndCostTwoRequests(t *testing.T) {
 	require.Equal(t, 1, calls(t, admin, "config|get"), "without an observer nothing is asked")
 }
 
+// warnedBriefly uses a Locker as a short-lived program does, and returns what it was warned of.
+func warnedBriefly(t *testing.T, rdb redis.UniversalClient, use func(locker.Locker)) string {
+	t.Helper()
+	observe, warnings := warned()
+	l, err := New(rdb, &Config{Config: locker.Config{Observer: observe}})
+	require.NoError(t, err)
+	use(l)
+	require.NoError(t, l.Close(t.Context()))
+	var all []string
+	for len(warnings) > 0 {
+		all = append(all, <-warnings)
+	}
+	return strings.Join(all, "\n")
+}
+
+func TestWarnings_aProgramThatEndsSoonGetsThem(t *testing.T) {
+	srv := startServer(t, "appendonly yes", "maxmemory 100mb", "maxmemory-policy allkeys-lru")
+	w := &wire{}
+	w.delay.Store(int64(20 * time.Millisecond)) // INFO's answer is later than the release's
+	for range 10 {
+		got := warnedBriefly(t, connect(t, srv, w.use), func(l locker.Locker) {
+			require.NoError(t, acquire(t, l, "k").Release(t.Context()))
+		})
+		require.Contains(t, got, "it evicts keys")
+	}
+}
+
 func TestWarnings_aReplicaIsNamed(t *testing.T) {
 	_, replica := startReplicated(t)
-	observe, warnings := warned()
-	l := lockerOn(t, connect(t, replica), &Config{Config: locker.Config{Observer: observe}})
-	_, err := l.TryAcquire(t.Context(), "k")
-	require.ErrorContains(t, err, "READONLY")
-	require.Contains(t, await(t, warnings)+await(t, warnings), "it is a replica") // in any order
+	for range 10 {
+		got := warnedBriefly(t, connect(t, replica), func(l locker.Locker) {
+			_, err := l.TryAcquire(t.Context(), "k")
+			require.ErrorContains(t, err, "READONLY")
+		})
+		require.Contains(t, got, "it is a replica")
+	}
 }
 
 func TestWarnings_moreReplicasThanAreWaitedFor(t *testing.T) { // C89
@@ -112,11 +137,51 @@ func TestWarnings_moreReplicasThanAreWaitedFor(t *testing.T) { // C89
 	require.Contains(t, strings.Join(got, "\n"), "it has 2 replicas and writes wait for 1")
 }
 
+func TestWarnings_replicasThatNoWriteWaitsFor(t *testing.T) { // C89
+	master, replica := startReplicated(t)
+	of := func(b *backend) string {
+		var got []string
+		b.OnWarning(func(err error) { got = append(got, err.Error()) })
+		g, err := b.TryAcquire(t.Context(), request("k", time.Minute))
+		if err == nil {
+			require.NoError(t, g.Release(t.Context()))
+		}
+		examined(b)
+		return strings.Join(got, "\n")
+	}
+	require.Contains(t, of(backendOn(t, connect(t, master), "")), "it has replicas (1) and writes wait for none of them")
+	require.NotContains(t, of(replicated(t, connect(t, master))), "replicas", "all are waited for")
+
+	second, err := testenv.StartReplica(t.Context(), master, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, second.Stop()) })
+	middle := connect(t, replica)
+	host, port, _ := net.SplitHostPort(replica.Addr())
+	require.NoError(t, connect(t, second).SlaveOf(t.Context(), host, port).Err())
+	require.Eventually(t, func() bool {
+		return strings.Contains(middle.Info(t.Context(), "replication").Val(), "connected_slaves:1")
+	}, 3*soon, 10*time.Millisecond)
+	got := of(backendOn(t, middle, ""))
+	require.Contains(t, got, "it is a replica")
+	require.NotContains(t, got, "writes wait", "nobody waits there")
+}
+
+func TestWarnings_aDatabaseThatIsNotThereIsNotTakenForPermissions(t *testing.T) {
+	srv := startServer(t, "requirepass hunter2")
+	rdb := connect(t, srv, func(o *redis.Options) { o.DB, o.Password = 99, "hunter2" })
+	got := warnedBriefly(t, rdb, func(l locker.Locker) {
+		_, err := l.TryAcquire(t.Context(), "k")
+		require.ErrorContains(t, err, "out of range")
+	})
+	require.Contains(t, got, "INFO: ERR DB index is out of range")
+	require.NotContains(t, got, "hunter2")
+}
+
 func TestWarnings_whatMayNotBeAskedIsSaid(t *testing.T) { // C85
 	srv := startServer(t)
 	for rights, want := range map[string]string{
-		"":                   "INFO is not allowed",
-		" +info":             "CONFIG GET is not allowed",
+		"":                   "cannot be told: INFO: NOPERM",
+		" +info":             "cannot be told: CONFIG GET: NOPERM",
 		" +info +config|get": "no save points",
 	} {
 		observe, warnings := warned()
@@ -139,10 +204,12 @@ func TestWarnings_ofEveryMasterOnce(t *testing.T) { // C83
 	t.Cleanup(func() { _ = rdb.Close() })
 	b := backendOn(t, rdb, "")
 	b.examiner.pause = 0
-	seen := make(map[string]int)
+	seen := make(map[string]struct{}) // servers
+	told := make(map[string]int)
 	b.OnWarning(func(err error) {
-		addr, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "redislock: "), ": ")
-		seen[addr]++
+		addr, _, _ := strings.Cut(err.Error(), ": ")
+		seen[addr] = struct{}{}
+		told[err.Error()]++
 	})
 	for range 3 {
 		requireFree(t, b, "k")
@@ -162,8 +229,8 @@ func TestWarnings_ofEveryMasterOnce(t *testing.T) { // C83
 		examined(b)
 		return err == nil && len(seen) == 4
 	}, 3*soon, 10*time.Millisecond)
-	for addr, n := range seen {
-		require.Equal(t, 1, n, addr)
+	for warning, n := range told {
+		require.Equal(t, 1, n, warning)
 	}
 }
 

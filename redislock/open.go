@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"maps"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -200,19 +202,15 @@ func several(u *url.URL, port string, query url.Values, dial dialer) (*redis.Uni
 
 // options reads the URL of one server.
 func options(u *url.URL, query url.Values) (*redis.Options, error) {
+	if query.Has("skip_verify") && u.Scheme != "rediss" {
+		return nil, invalidf("the URL's query: skip_verify without TLS")
+	}
 	serverName := pick(query, "tls_server_name")
 	bare := *u
 	bare.RawQuery = query.Encode()
 	opts, err := redis.ParseURL(bare.String())
 	if err != nil {
-		// Its text may quote any piece of the URL, and so of a password that was
-		// not escaped. Only the place is told.
-		where := "query: a parameter is unknown or malformed"
-		bare.RawQuery = ""
-		if _, err := redis.ParseURL(bare.String()); err != nil {
-			where = "path: it has to be the number of a database"
-		}
-		return nil, invalidf("the URL's %s", where)
+		return nil, unread(bare, query, u.Query())
 	}
 	if serverName != "" {
 		if opts.TLSConfig == nil {
@@ -229,6 +227,59 @@ func options(u *url.URL, query url.Values) (*redis.Options, error) {
 	opts.DisableIdentity = true
 	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return opts, nil
+}
+
+// driverParameters are those that redis.ParseURL knows.
+var driverParameters = []string{
+	"db", "protocol", "client_name", "max_retries", "min_retry_backoff", "max_retry_backoff",
+	"dial_timeout", "read_timeout", "write_timeout",
+	"pool_fifo", "pool_size", "pool_timeout", "min_idle_conns", "max_idle_conns", "max_active_conns", "max_concurrent_dials",
+	"pipeline_pool_size", "pipeline_read_buffer_size", "pipeline_write_buffer_size",
+	"conn_max_idle_time", "idle_timeout", "conn_max_lifetime", "max_conn_age", "conn_max_lifetime_jitter", "skip_verify",
+}
+
+// unread is the error for a URL that the driver does not take: bare, and the query
+// that is left of all. The driver's text may quote any piece of the URL, and so of a
+// password that was not escaped.
+func unread(bare url.URL, query, all url.Values) error {
+	refused := func(query url.Values) bool {
+		bare.RawQuery = query.Encode()
+		_, err := redis.ParseURL(bare.String())
+		return err != nil
+	}
+	if refused(nil) {
+		return invalidf("the URL's path: it has to be the number of a database")
+	}
+	var unknown []string
+	for _, name := range slices.Sorted(maps.Keys(query)) {
+		switch known := slices.Contains(driverParameters, name); {
+		case !known:
+			unknown = append(unknown, name)
+		case refused(url.Values{name: query[name]}):
+			return invalidf("the URL's query: %s is malformed", name)
+		}
+	}
+	switch {
+	case len(unknown) == 0:
+		return invalidf("the URL's query: two parameters exclude each other")
+	case len(unknown) == 1 && !holdsSecret(all):
+		return invalidf("the URL's query: unknown parameter %q", unknown[0])
+	}
+	return invalidf("the URL's query: a parameter is unknown; known are prefix, ttl, replicas, replica_timeout, tls_server_name, "+
+		"with several hosts tls, with sentinels sentinel_username and sentinel_password, and %s", strings.Join(driverParameters, ", "))
+}
+
+// holdsSecret reports whether the name of the one unknown parameter may be a piece of
+// a password that was not escaped: of the URL's own, cut at a "?", for then the "@"
+// behind it is in the query too; or of the sentinels', cut at a "&". The secret of an
+// unknown parameter that is cut in this way makes a second unknown one.
+func holdsSecret(query url.Values) bool {
+	for name, values := range query {
+		if strings.Contains(name+strings.Join(values, ""), "@") {
+			return true
+		}
+	}
+	return query.Has("sentinel_password")
 }
 
 // encrypted does over dial what the driver does over a dialer of its own: to it, a

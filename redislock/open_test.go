@@ -46,22 +46,25 @@ func TestOpen_connectsWithTheFirstUse(t *testing.T) {
 
 func TestOpen_refusesWhatItDoesNotKnowAndShowsNoSecrets(t *testing.T) {
 	for raw, want := range map[string]string{
-		"redis://user:hunter2@host/0?prefx=app:":           "query",
-		"redis://user:hunter2@host/0?pool_size=hunter2":    "query",
-		"redis://user:hunter2@host/0?read_timeout=hunter2": "query",
-		"redis://user:hunter2@host/zero":                   "path",
-		"redis://user:hunter2@host/0/1":                    "path",
-		"redis://:half@hunter2/0/x@host:6379/0":            "path",
-		"rediss://user:hunter2@host/0?addr=other":          "query",
-		"redis://user:hunter2@host/0?prefix=%ff":           "UTF-8",
-		"redis://user:hunter2@host/0?prefix=a%00b":         "NUL",
-		"redis://user:hunter2@host/0?ttl=1ns":              "TTL",
-		"redis://user:6379#hunter2@host/0":                 "fragment",
-		"redis://us er:hunter2@host/0":                     "parsed",
-		"redis://user:hunter2@a,b/0":                       "several hosts",
-		"redis://user:hunter2@host/0?tls=true":             "query",
-		"redis://host/0?tls_server_name=hunter2":           "without TLS",
-		"redis://host/0?sentinel_password=hunter2":         "query",
+		"redis://user:hunter2@host/0?prefx=app:":               `unknown parameter "prefx"`,
+		"redis://user:hunter2@host/0?pool_size=hunter2":        "pool_size is malformed",
+		"redis://user:hunter2@host/0?read_timeout=hunter2":     "read_timeout is malformed",
+		"redis://user:hunter2@host/zero":                       "path",
+		"redis://user:hunter2@host/0/1":                        "path",
+		"redis://:half@hunter2/0/x@host:6379/0":                "path",
+		"rediss://user:hunter2@host/0?addr=other":              `unknown parameter "addr"`,
+		"redis://user:hunter2@host/0?prefix=%ff":               "UTF-8",
+		"redis://user:hunter2@host/0?prefix=a%00b":             "NUL",
+		"redis://user:hunter2@host/0?ttl=1ns":                  "TTL",
+		"redis://user:6379#hunter2@host/0":                     "fragment",
+		"redis://us er:hunter2@host/0":                         "parsed",
+		"redis://user:hunter2@a,b/0":                           "several hosts",
+		"redis://user:hunter2@host/0?tls=true":                 `unknown parameter "tls"`,
+		"redis://host/0?tls_server_name=hunter2":               "without TLS",
+		"redis://host/0?sentinel_password=hunter2":             "known are prefix",
+		"redis://host/0?skip_verify=true":                      "skip_verify without TLS",
+		"redis://host/0?db=hunter2&prefx=x":                    "db is malformed",
+		"redis://host/0?idle_timeout=1s&conn_max_idle_time=1s": "exclude each other",
 
 		"redis-cluster://user:hunter2@a,b/1":                "one database",
 		"redis-cluster://user:hunter2@a,b?db=1":             "one database",
@@ -70,7 +73,7 @@ func TestOpen_refusesWhatItDoesNotKnowAndShowsNoSecrets(t *testing.T) {
 		"redis-cluster://user:hunter2@a:hunter2:2":          "hosts",
 		"redis-cluster://user:x@a:1:2":                      "hosts",
 		"redis-cluster://user:hunter2@a,b?addr=c:1":         "query",
-		"redis-cluster://user:hunter2@a,b?read_only=true":   "query",
+		"redis-cluster://user:hunter2@a,b?read_only=true":   `unknown parameter "read_only"`,
 		"redis-cluster://user:hunter2@a?prefix=a%00b":       "NUL",
 		"redis-cluster://a?sentinel_password=hunter2":       "query",
 		"redis-cluster://a#hunter2":                         "fragment",
@@ -78,16 +81,33 @@ func TestOpen_refusesWhatItDoesNotKnowAndShowsNoSecrets(t *testing.T) {
 		"redis-sentinel://user:hunter2@a,b/":                "master's name",
 		"redis-sentinel://user:hunter2@a,b/main/x":          "path",
 		"redis-sentinel://user:hunter2@a,b/main/1/2":        "path",
-		"redis-sentinel://a/m?sentinel_pasword=hunter2":     "query",
+		"redis-sentinel://a/m?sentinel_pasword=hunter2":     `unknown parameter "sentinel_pasword"`,
 		"redis-sentinel://a/m?replica_only=true":            "query",
 		"redis-sentinel://a/m?master_name=n":                "query",
-		"redis-sentinel://a/m?tls_server_name=x&pw=hunter2": "query",
+		"redis-sentinel://a/m?tls_server_name=x&pw=hunter2": `unknown parameter "pw"`,
+
+		// Passwords that were not escaped, and so cut into parameters.
+		"redis://user:6379?hunter2@host/0":                       "known are prefix",
+		"redis://user:6379?hunter2&@host/0":                      "known are prefix",
+		"redis://user:6379?hunter2&prefix=x@host/0":              "known are prefix",
+		"redis://user:6379?hunter2&prefix=x@host/0?ttl=9s":       "known are prefix",
+		"redis://host/0?pw=x&hunter2":                            "known are prefix",
+		"redis-cluster://user:1?hunter2=x@a:1,b:2":               "known are prefix",
+		"redis-sentinel://a/m?sentinel_password=x&hunter2":       "known are prefix",
+		"redis-sentinel://a/m?sentinel_password=x&hunter2=&db=1": "known are prefix",
 	} {
 		l, err := locker.Open(t.Context(), raw)
 		require.ErrorIs(t, err, locker.ErrInvalid, raw)
 		require.Nil(t, l)
 		require.ErrorContains(t, err, want, raw)
 		require.NotContains(t, err.Error(), "hunter2", raw)
+	}
+}
+
+func TestOpen_namesTheParametersThatTheDriverKnows(t *testing.T) {
+	for _, name := range driverParameters {
+		_, err := redis.ParseURL("rediss://host?" + name + "=1")
+		require.NoError(t, err, name)
 	}
 }
 

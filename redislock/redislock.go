@@ -119,7 +119,7 @@ func newBackend(rdb redis.UniversalClient, cfg *Config) (*backend, error) {
 		b.slotted.Store(true)
 	default:
 		if cfg.Replicas != 0 {
-			return nil, invalidf("replicas with a client of type %T, whose connections are not known", rdb)
+			return nil, invalidf("Replicas with a client of type %T, whose connections are not known", rdb)
 		}
 	}
 	var err error

@@ -43,13 +43,13 @@ func newReplicas(cfg *Config, readTimeout time.Duration) (replicas, error) {
 	r := replicas{cfg.Replicas, cfg.ReplicaTimeout}
 	switch {
 	case r.want < 0 || r.want > maxReplicas:
-		return r, invalidf("%d replicas, not from 0 to %d", r.want, maxReplicas)
+		return r, invalidf("Replicas is %d, not from 0 to %d", r.want, maxReplicas)
 	case r.want == 0 && r.timeout != 0:
-		return r, invalidf("a replica timeout without replicas")
+		return r, invalidf("ReplicaTimeout without Replicas")
 	case r.timeout != 0 && (r.timeout < time.Millisecond || r.timeout > maxReplicaTimeout):
-		return r, invalidf("replica timeout %v is not between 1ms and %v", r.timeout, maxReplicaTimeout)
+		return r, invalidf("ReplicaTimeout is %v, not from 1ms to %v", r.timeout, maxReplicaTimeout)
 	case readTimeout > 0 && r.timeout >= readTimeout:
-		return r, invalidf("replica timeout %v, and the client's ReadTimeout is %v", r.timeout, readTimeout)
+		return r, invalidf("ReplicaTimeout is %v, not less than the client's ReadTimeout of %v", r.timeout, readTimeout)
 	}
 	if r.timeout == 0 {
 		r.timeout = defaultReplicaTimeout

@@ -59,9 +59,15 @@ func TestReplicas_badSettingsAreRefused(t *testing.T) {
 	} {
 		_, err := New(rdb, cfg)
 		require.ErrorIs(t, err, locker.ErrInvalid, "%+v", cfg)
+		field := "ReplicaTimeout"
+		if cfg.ReplicaTimeout == 0 {
+			field = "Replicas"
+		}
+		require.ErrorContains(t, err, field, "%+v", cfg)
 	}
 	_, err := New(ring, &Config{Replicas: 1})
 	require.ErrorIs(t, err, locker.ErrInvalid)
+	require.ErrorContains(t, err, "Replicas")
 	for raw, ok := range map[string]bool{
 		"redis://h?replicas=2&replica_timeout=40ms":       true,
 		"redis-sentinel://h/m?replicas=1":                 true,

@@ -365,7 +365,7 @@ func TestRun_anOutageThatPassesIsSurvived(t *testing.T) {
 func TestRun_aStoreThatMayForgetIsWarnedOf(t *testing.T) {
 	w := newWorld(t, "maxmemory 50mb", "maxmemory-policy allkeys-lru")
 	p := w.start("run", "k", "--", "sh", "-c", "read x")
-	p.awaitErr("locker: warning: redislock: " + w.srv.Addr() + ": it evicts keys")
+	p.awaitErr("locker: warning: " + w.srv.Addr() + ": it evicts keys")
 	require.NoError(t, p.in.Close())
 	p.requireExit(1)
 
