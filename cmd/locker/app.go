@@ -139,6 +139,13 @@ func (a *app) openVia(ctx context.Context, c *cli.Command, dial func(context.Con
 
 var errNoURL = usagef("no URL: --url, or LOCKER_URL in the environment, says where the locks are, such as redis://localhost:6379/0")
 
+func infoOf(l locker.Locker) (info locker.Info) {
+	if teller, ok := l.(interface{ Info() locker.Info }); ok {
+		info = teller.Info()
+	}
+	return info
+}
+
 // closeNow gives back what is still held.
 func (a *app) closeNow(l locker.Locker) {
 	ended, cancel := context.WithCancel(context.Background())

@@ -55,9 +55,7 @@ func (a *app) conformance(ctx context.Context, c *cli.Command) error {
 		}
 	}
 	if c.Bool("list") {
-		for _, cs := range chosen {
-			fmt.Fprintf(a.out, "%-30s %-6s %s\n", cs.ID, cs.Level, cs.Rule)
-		}
+		list(a.out, chosen)
 		return nil
 	}
 	ttl := c.Duration("ttl")
@@ -92,7 +90,9 @@ func (a *app) harness(ctx context.Context, c *cli.Command) (conformance.Harness,
 		return h, err
 	}
 	defer a.closeNow(l)
-	if teller, ok := l.(interface{ Info() locker.Info }); ok && teller.Info().Local {
+	info := infoOf(l)
+	h.Can = info.Can
+	if info.Local {
 		return h, nil // neither other processes nor connections
 	}
 	h.Env = []string{} // this program's arguments and environment say it all
@@ -132,9 +132,12 @@ func (a *app) check(ctx context.Context, c *cli.Command, h conformance.Harness, 
 	} else {
 		result.Report = conformance.Check(ctx, h, filter, func(r conformance.Result) {
 			if ctx.Err() == nil { // what was cut short, and what was not run, says nothing
-				fmt.Fprintln(text, r)
+				fmt.Fprintln(text, explained(h, r))
 			}
 		})
+		for i, r := range result.Results {
+			result.Results[i] = explained(h, r)
+		}
 		fmt.Fprintln(text, result.Summary())
 	}
 	result.interrupted = ctx.Err() != nil
@@ -169,6 +172,9 @@ type report struct {
 func (a *app) verdict(ctx context.Context, h conformance.Harness, r run) error {
 	if r.interrupted {
 		return &exitError{exitNotTested, errors.New("interrupted")}
+	}
+	if !r.tested() {
+		return &exitError{exitNotTested, errors.New("nothing was tested")}
 	}
 	if r.OK() {
 		return nil

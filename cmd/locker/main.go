@@ -94,8 +94,9 @@
 // access but that of a user of locks, and disturbs nobody. It starts copies of itself,
 // to kill and to stop them. -faults adds the cases on broken networks: the suite breaks
 // its own connections, and no others. -run chooses cases by their id, -list prints them,
-// -ttl is the lease that they work with (a slow network needs a longer one). Cases that
-// need what a user of locks cannot do (break the server, list its names) are skipped.
+// -ttl is the lease that they work with (a slow network needs a longer one). A case that
+// needs what the command was not given, or what a user of locks cannot do (break the
+// server, list its names), is skipped, and says which; -list marks both.
 //
 // The outcome of each case is printed as it comes. -json writes a report with a
 // version, which changes when a field goes or means something else; -junit writes one
@@ -106,8 +107,9 @@
 //
 //	0    every MUST that was tested holds
 //	1    one is broken
-//	2    nothing can be said: the store cannot be reached, a case could not be judged,
-//	     or a signal ended the run (what ran so far is reported)
+//	2    nothing can be said: the store cannot be reached, every chosen case was
+//	     skipped, one could not be judged, or a signal ended the run (what ran so far
+//	     is reported)
 //	64   the call is wrong
 package main
 
