@@ -40,17 +40,23 @@ func (a *app) run(ctx context.Context, args []string) int {
 	if err == nil {
 		return 0
 	}
-	e, ok := errors.AsType[*exitError](err)
-	if !ok { // the library's own: no action was reached
-		e = &exitError{code: exitUsage, err: err}
+	if _, ok := errors.AsType[*exitError](err); !ok { // the library's own: no action was reached
+		err = &exitError{code: exitUsage, err: err}
 	}
+	return a.tell(err).code
+}
+
+// tell prints what an error that knows its exit code has to say, and returns what is
+// left of it, the code.
+func (a *app) tell(err error) *exitError {
+	e, _ := errors.AsType[*exitError](err)
 	if e.err != nil {
 		a.log.Print(oneLine(e.err))
+		if e.code == exitUsage {
+			a.log.Print("locker --help and locker COMMAND --help say how it is used")
+		}
 	}
-	if e.code == exitUsage {
-		a.log.Print("locker --help and locker COMMAND --help say how it is used")
-	}
-	return e.code
+	return &exitError{code: e.code}
 }
 
 // keepDashes doubles the "--" that ends the flags. The library swallows the first one
@@ -70,7 +76,7 @@ func (a *app) root() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{
 				Name:    "url",
-				Usage:   "where the locks are: redis://[user:password@]host:6379/0?prefix=app:&ttl=10s, rediss://…, redis-cluster://host:port,…, redis-sentinel://host:port,…/master, mem://",
+				Usage:   "where the locks are: redis://[user:password@]host:6379/0?prefix=app:&ttl=10s, rediss://…, redis-cluster://host:port,…, redis-sentinel://host:port,…/master; mem:// excludes within one process only, for trials",
 				Sources: cli.EnvVars("LOCKER_URL"),
 			},
 			&cli.BoolFlag{
@@ -162,6 +168,9 @@ func (a *app) observer(verbose bool) func(locker.Event) {
 			return
 		}
 		line := string(e.Kind)
+		if e.Kind == locker.EventReleased && e.Err != nil {
+			line = "release failed"
+		}
 		if e.Key != "" {
 			line += fmt.Sprintf(" %q", e.Key)
 		}

@@ -99,6 +99,16 @@ func TestConformance_isOneWhereARuleIsBroken(t *testing.T) {
 	assert.Contains(t, e.out, "1 fail")
 }
 
+// A slow answer in a short lease is no fault of the store.
+func TestConformance_aShortTTLIsDoubtedFirst(t *testing.T) {
+	inProcess(t, "conformance", "broken://", "-ttl", "10ms").requireCode(t, 64, "-ttl 10ms is not between 100ms and")
+	short := inProcess(t, "conformance", "broken://", "-run", "^G1/lockers$", "-ttl", ".2")
+	short.requireCode(t, 1, "rules are broken, or -ttl 200ms is too short for this store: the default is 1s")
+	long := inProcess(t, "conformance", "broken://", "-run", "^G1/lockers$")
+	long.requireCode(t, 1, "rules are broken")
+	assert.NotContains(t, long.err, "-ttl")
+}
+
 func TestConformance_isTwoWhereNothingWasTested(t *testing.T) {
 	e := shell(t, "", `"$L" conformance -json - redis://user:secret@127.0.0.1:1/0`)
 	e.requireCode(t, 2, "refused")
