@@ -7,6 +7,7 @@ import (
 	"io"
 	"log"
 	"net"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -84,19 +85,54 @@ func (a *app) root() *cli.Command {
 				Aliases: []string{"v"},
 				Usage:   "tell on standard error what happens to locks",
 			},
+			// The library's own one would take -v.
+			&cli.BoolFlag{Name: "version", Local: true, Usage: "print the version"},
 		},
-		Commands:        []*cli.Command{a.runCommand(), a.whoCommand(), a.lsCommand(), a.releaseCommand(), a.conformanceCommand()},
-		HideHelpCommand: true, // "help" is a good name for a key
+		Commands:        []*cli.Command{a.runCommand(), a.whoCommand(), a.lsCommand(), a.releaseCommand(), a.conformanceCommand(), helpCommand()},
+		HideHelpCommand: true, // the library's own one would be there under each command, and "help" is a good name for a key
 
 		UseShortOptionHandling: true, // -nE 7
 
 		Writer:    a.out,
 		ErrWriter: a.err,
-		Action: func(context.Context, *cli.Command) error { // the word is not repeated: it may be a URL
+		Action: func(_ context.Context, c *cli.Command) error {
+			if c.Bool("version") {
+				fmt.Fprintln(a.out, version())
+				return nil
+			}
+			// The word is not repeated: it may be a URL.
 			return usagef("want: locker run, who, ls, release or conformance")
 		},
 		OnUsageError:   asIs,
 		ExitErrHandler: func(context.Context, *cli.Command, error) {}, // run sees to it
+	}
+}
+
+// version is what go build, or go install, has noted down.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "locker, built without modules"
+	}
+	return fmt.Sprintf("locker %s, %s", info.Main.Version, info.GoVersion)
+}
+
+func helpCommand() *cli.Command {
+	return &cli.Command{
+		Name:         "help",
+		Usage:        "show how locker, or one of its commands, is used",
+		ArgsUsage:    "[COMMAND]",
+		OnUsageError: asIs,
+		Action: action(func(ctx context.Context, c *cli.Command) error {
+			switch name := c.Args().First(); {
+			case name == "":
+				return cli.ShowRootCommandHelp(c.Root())
+			case c.Root().Command(name) == nil:
+				return usagef("there is no command of that name")
+			default:
+				return cli.ShowCommandHelp(ctx, c.Root(), name)
+			}
+		}),
 	}
 }
 

@@ -6,6 +6,8 @@
 //	locker ls [--all]
 //	locker release --force KEY
 //	locker conformance [-run REGEXP] [-faults] [-ttl D] [-json FILE] [-junit FILE] [-list] [URL]
+//	locker help [COMMAND]
+//	locker --version
 //
 // Where the locks are is said by --url, or else by LOCKER_URL in the environment, which
 // other users of the machine cannot read: redis://, rediss://, redis-cluster:// or
@@ -86,8 +88,9 @@
 // # who, ls, release
 //
 // who shows the holder of KEY, its label, what its lease has left, and its token; "-"
-// means that the store does not show it (Redis shows no token). It is 1 if KEY is free. The label is that of --label, by default
-// the user, the host and the process id of locker.
+// means that the store does not show it (Redis shows no token). It is 1 if KEY is free.
+// The label is that of --label, by default the user, the host and the process id of
+// locker.
 //
 // ls lists the held keys, one line each: key, remaining time, token, holder and label,
 // separated by tabs; "-" stands for what is not known. It is not a snapshot. On Redis a

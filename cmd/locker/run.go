@@ -31,7 +31,7 @@ func (a *app) runCommand() *cli.Command {
 			{&cli.StringFlag{Name: "wait", Aliases: []string{"w"}, Usage: "wait at most `D` for the key: seconds, or a duration such as 1m30s"}},
 		}}},
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "conflict-exit-code", Aliases: []string{"E"}, Value: strconv.Itoa(exitHeld), Usage: "exit with `CODE` if the key is held"},
+			&cli.StringFlag{Name: "conflict-exit-code", Aliases: []string{"E"}, Value: strconv.Itoa(exitHeld), DefaultText: strconv.Itoa(exitHeld), Usage: "exit with `CODE` if the key is held"},
 			&cli.StringFlag{Name: "ttl", DefaultText: "30s, or the URL's ttl", Usage: "lease `D`: what a crash blocks the key for at most"},
 			&cli.StringFlag{Name: "grace", DefaultText: "a third of the TTL", Usage: "what the command gets (`D`) between SIGTERM and SIGKILL when the lock is lost, at most half the TTL"},
 			&cli.StringFlag{Name: "label", Value: ownLabel(), DefaultText: "user@host and process id", Usage: "what locker who shows of this holder"},
@@ -201,14 +201,14 @@ func (a *app) acquire(ctx context.Context, l locker.Locker, t task, signals <-ch
 		return nil, signalled(caught) // Close gives back what was granted in the same moment
 	case err == nil:
 		return k, nil
+	case errors.Is(err, locker.ErrHeld) && verbose:
+		return nil, &exitError{t.held, err}
+	case errors.Is(err, locker.ErrHeld):
+		return nil, &exitError{code: t.held} // as quiet as flock
 	case errors.Is(err, locker.ErrLost):
 		return nil, &exitError{exitLost, fmt.Errorf("%w: its lease of %v was over before the store's answer came; a longer --ttl helps", err, t.ttl)}
-	case !errors.Is(err, locker.ErrHeld):
-		return nil, &exitError{codeOf(err), err}
-	case verbose:
-		return nil, &exitError{t.held, err}
 	}
-	return nil, &exitError{code: t.held} // as quiet as flock
+	return nil, &exitError{codeOf(err), err}
 }
 
 func acquire(ctx context.Context, l locker.Locker, t task) (locker.Lock, error) {

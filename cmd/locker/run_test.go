@@ -110,6 +110,7 @@ func TestRun_aUsageErrorIs64BeforeAnyContact(t *testing.T) {
 		`--url "" run k -- true`:                   "LOCKER_URL",
 		`who`:                                      "KEY",
 		`who a b`:                                  "KEY",
+		`help redis://user:secret@host`:            "no command",
 		`ls k`:                                     "no arguments",
 		`ls`:                                       "--all",
 		`release k`:                                "--force",
@@ -132,7 +133,7 @@ func TestRun_aUsageErrorIs64BeforeAnyContact(t *testing.T) {
 }
 
 func TestHelp_showsNoPassword(t *testing.T) {
-	for _, args := range []string{"--help", "run --help", "conformance -h"} {
+	for _, args := range []string{"--help", "run --help", "conformance -h", "help", "help run", "help conformance"} {
 		e := shell(t, "redis://user:secret@127.0.0.1:1/0", `"$L" `+args)
 		e.requireCode(t, 0)
 		assert.Contains(t, e.out, "LOCKER_URL")
