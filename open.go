@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -84,6 +85,9 @@ func OpenWith(ctx context.Context, rawURL string, cfg *OpenConfig) (Locker, erro
 }
 
 func open(ctx context.Context, rawURL string, cfg OpenConfig) (Locker, error) {
+	if isAddress(rawURL) {
+		return nil, invalidf("the URL has no scheme: did you mean redis://%s?", rawURL)
+	}
 	u, err := parse(rawURL)
 	if err != nil {
 		// The error's text repeats the URL, with the password in it.
@@ -111,6 +115,17 @@ func open(ctx context.Context, rawURL string, cfg OpenConfig) (Locker, error) {
 		return nil, invalidf("scheme %q needs the import _ %q", u.Scheme, pkg)
 	}
 	return nil, invalidf("unknown scheme %q, known here: %s", u.Scheme, strings.Join(schemes, ", "))
+}
+
+// isAddress reports whether raw is a bare host:port. To url.Parse that is the scheme
+// host, or nothing at all. What may hold a password is none.
+func isAddress(raw string) bool {
+	host, port, err := net.SplitHostPort(raw)
+	if err != nil || host == "" || strings.ContainsAny(host, "/@?#") {
+		return false
+	}
+	_, err = strconv.ParseUint(port, 10, 16)
+	return err == nil
 }
 
 // parse is url.Parse for URLs that may list several hosts, which it refuses:

@@ -30,6 +30,13 @@ func TestOpen_refusesWhatItDoesNotUnderstand(t *testing.T) {
 	for raw, says := range map[string]string{
 		"":                           "no scheme",
 		"localhost":                  "no scheme",
+		"localhost:17301":            "did you mean redis://localhost:17301?",
+		"127.0.0.1:6379":             "did you mean redis://127.0.0.1:6379?",
+		"[::1]:6379":                 "did you mean redis://[::1]:6379?",
+		"redis:6379":                 "did you mean redis://redis:6379?",
+		"redis:geheim@h:6379":        "no //",
+		"geheim@localhost:6379":      "cannot be parsed",
+		"redis:geheim":               "no //",
 		"ftp://x":                    "unknown scheme",
 		"redis://x":                  "github.com/go-locker/locker/redislock",
 		"redis-cluster://a:1,b:2":    "github.com/go-locker/locker/redislock",

@@ -8,6 +8,7 @@ import (
 	"log"
 	"net"
 	"net/url"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -41,17 +42,23 @@ func (a *app) run(ctx context.Context, args []string) int {
 	if err == nil {
 		return 0
 	}
-	e, ok := errors.AsType[*exitError](err)
-	if !ok { // the library's own: no action was reached
-		e = &exitError{code: exitUsage, err: err}
+	if _, ok := errors.AsType[*exitError](err); !ok { // the library's own: no action was reached
+		err = &exitError{code: exitUsage, err: err}
 	}
+	return a.tell(err).code
+}
+
+// tell prints what an error that knows its exit code has to say, and returns what is
+// left of it, the code.
+func (a *app) tell(err error) *exitError {
+	e, _ := errors.AsType[*exitError](err)
 	if e.err != nil {
 		a.log.Print(oneLine(e.err))
+		if e.code == exitUsage {
+			a.log.Print("locker --help and locker COMMAND --help say how it is used")
+		}
 	}
-	if e.code == exitUsage {
-		a.log.Print("locker --help and locker COMMAND --help say how it is used")
-	}
-	return e.code
+	return &exitError{code: e.code}
 }
 
 // keepDashes doubles the "--" that ends the flags. The library swallows the first one
@@ -71,7 +78,7 @@ func (a *app) root() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{
 				Name:    "url",
-				Usage:   "where the locks are: redis://[user:password@]host:6379/0?prefix=app:&ttl=10s, rediss://…, redis-cluster://host:port,…, redis-sentinel://host:port,…/master, mem://",
+				Usage:   "where the locks are: redis://[user:password@]host:6379/0?prefix=app:&ttl=10s, rediss://…, redis-cluster://host:port,…, redis-sentinel://host:port,…/master; mem:// excludes within one process only, for trials",
 				Sources: cli.EnvVars("LOCKER_URL"),
 			},
 			&cli.BoolFlag{
@@ -79,19 +86,54 @@ func (a *app) root() *cli.Command {
 				Aliases: []string{"v"},
 				Usage:   "tell on standard error what happens to locks",
 			},
+			// The library's own one would take -v.
+			&cli.BoolFlag{Name: "version", Local: true, Usage: "print the version"},
 		},
-		Commands:        []*cli.Command{a.runCommand(), a.whoCommand(), a.lsCommand(), a.releaseCommand(), a.conformanceCommand()},
-		HideHelpCommand: true, // "help" is a good name for a key
+		Commands:        []*cli.Command{a.runCommand(), a.whoCommand(), a.lsCommand(), a.releaseCommand(), a.conformanceCommand(), helpCommand()},
+		HideHelpCommand: true, // the library's own one would be there under each command, and "help" is a good name for a key
 
 		UseShortOptionHandling: true, // -nE 7
 
 		Writer:    a.out,
 		ErrWriter: a.err,
-		Action: func(context.Context, *cli.Command) error { // the word is not repeated: it may be a URL
+		Action: func(_ context.Context, c *cli.Command) error {
+			if c.Bool("version") {
+				fmt.Fprintln(a.out, version())
+				return nil
+			}
+			// The word is not repeated: it may be a URL.
 			return usagef("want: locker run, who, ls, release or conformance")
 		},
 		OnUsageError:   asIs,
 		ExitErrHandler: func(context.Context, *cli.Command, error) {}, // run sees to it
+	}
+}
+
+// version is what go build, or go install, has noted down.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "locker, built without modules"
+	}
+	return fmt.Sprintf("locker %s, %s", info.Main.Version, info.GoVersion)
+}
+
+func helpCommand() *cli.Command {
+	return &cli.Command{
+		Name:         "help",
+		Usage:        "show how locker, or one of its commands, is used",
+		ArgsUsage:    "[COMMAND]",
+		OnUsageError: asIs,
+		Action: action(func(ctx context.Context, c *cli.Command) error {
+			switch name := c.Args().First(); {
+			case name == "":
+				return cli.ShowRootCommandHelp(c.Root())
+			case c.Root().Command(name) == nil:
+				return usagef("there is no command of that name")
+			default:
+				return cli.ShowCommandHelp(ctx, c.Root(), name)
+			}
+		}),
 	}
 }
 
@@ -152,6 +194,13 @@ func parts(raw string) (scheme string, query url.Values) {
 
 var errNoURL = usagef("no URL: --url, or LOCKER_URL in the environment, says where the locks are, such as redis://localhost:6379/0")
 
+func infoOf(l locker.Locker) (info locker.Info) {
+	if teller, ok := l.(interface{ Info() locker.Info }); ok {
+		info = teller.Info()
+	}
+	return info
+}
+
 // closeNow gives back what is still held.
 func (a *app) closeNow(l locker.Locker) {
 	ended, cancel := context.WithCancel(context.Background())
@@ -168,6 +217,9 @@ func (a *app) observer(verbose bool) func(locker.Event) {
 			return
 		}
 		line := string(e.Kind)
+		if e.Kind == locker.EventReleased && e.Err != nil {
+			line = "release failed"
+		}
 		if e.Key != "" {
 			line += fmt.Sprintf(" %q", e.Key)
 		}

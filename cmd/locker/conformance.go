@@ -20,6 +20,10 @@ import (
 	"github.com/go-locker/locker/conformance/faultnet"
 )
 
+// leastTTL is the shortest lease that the cases are run with: in a shorter one, answers
+// that take their usual time look like broken rules.
+const leastTTL = 100 * time.Millisecond
+
 func (a *app) conformanceCommand() *cli.Command {
 	return &cli.Command{
 		Name:         "conformance",
@@ -32,7 +36,7 @@ func (a *app) conformanceCommand() *cli.Command {
 			&cli.StringFlag{Name: "junit", Usage: "write a report in JUnit's XML to `FILE`, - for standard output"},
 			&cli.BoolFlag{Name: "list", Usage: "print the cases, and test nothing"},
 			&cli.BoolFlag{Name: "faults", Usage: "run the cases on broken networks too: the suite disturbs its own connections, and nobody else's"},
-			&cli.DurationFlag{Name: "ttl", Value: conformance.DefaultTTL, Usage: "lease that most cases work with: longer for a slow network"},
+			&cli.StringFlag{Name: "ttl", DefaultText: conformance.DefaultTTL.String(), Usage: "lease `D` that most cases work with, at least " + leastTTL.String() + ": longer for a slow network"},
 		},
 		Action: action(a.conformance),
 	}
@@ -55,14 +59,17 @@ func (a *app) conformance(ctx context.Context, c *cli.Command) error {
 		}
 	}
 	if c.Bool("list") {
-		for _, cs := range chosen {
-			fmt.Fprintf(a.out, "%-30s %-6s %s\n", cs.ID, cs.Level, cs.Rule)
-		}
+		list(a.out, chosen)
 		return nil
 	}
-	ttl := c.Duration("ttl")
-	if ttl < locker.MinTTL || ttl > locker.MaxTTL {
-		return usagef("-ttl %v is not between %v and %v", ttl, locker.MinTTL, locker.MaxTTL)
+	ttl := conformance.DefaultTTL
+	if c.IsSet("ttl") {
+		if ttl, err = parseDuration("ttl", c.String("ttl")); err != nil {
+			return err
+		}
+	}
+	if ttl < leastTTL || ttl > locker.MaxTTL {
+		return usagef("-ttl %v is not between %v and %v", ttl, leastTTL, locker.MaxTTL)
 	}
 	if c.String("json") == "-" && c.String("junit") == "-" {
 		return usagef("-json and -junit cannot both go to standard output")
@@ -71,7 +78,7 @@ func (a *app) conformance(ctx context.Context, c *cli.Command) error {
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer context.AfterFunc(ctx, stop)() // the second one ends at once
 	defer stop()
-	harness, err := a.harness(ctx, c)
+	harness, err := a.harness(ctx, c, ttl)
 	if err != nil {
 		return notTested(err)
 	}
@@ -82,17 +89,19 @@ func (a *app) conformance(ctx context.Context, c *cli.Command) error {
 }
 
 // harness is how the suite reaches the deployment.
-func (a *app) harness(ctx context.Context, c *cli.Command) (conformance.Harness, error) {
+func (a *app) harness(ctx context.Context, c *cli.Command, ttl time.Duration) (conformance.Harness, error) {
 	h := conformance.Harness{
 		Open: func(ctx context.Context) (locker.Locker, error) { return a.open(ctx, c) },
-		TTL:  c.Duration("ttl"),
+		TTL:  ttl,
 	}
 	l, err := h.Open(ctx)
 	if err != nil {
 		return h, err
 	}
 	defer a.closeNow(l)
-	if teller, ok := l.(interface{ Info() locker.Info }); ok && teller.Info().Local {
+	info := infoOf(l)
+	h.Can = info.Can
+	if info.Local {
 		return h, nil // neither other processes nor connections
 	}
 	h.Env = []string{} // this program's arguments and environment say it all
@@ -132,9 +141,12 @@ func (a *app) check(ctx context.Context, c *cli.Command, h conformance.Harness, 
 	} else {
 		result.Report = conformance.Check(ctx, h, filter, func(r conformance.Result) {
 			if ctx.Err() == nil { // what was cut short, and what was not run, says nothing
-				fmt.Fprintln(text, r)
+				fmt.Fprintln(text, explained(h, r))
 			}
 		})
+		for i, r := range result.Results {
+			result.Results[i] = explained(h, r)
+		}
 		fmt.Fprintln(text, result.Summary())
 	}
 	result.interrupted = ctx.Err() != nil
@@ -170,6 +182,9 @@ func (a *app) verdict(ctx context.Context, h conformance.Harness, r run) error {
 	if r.interrupted {
 		return &exitError{exitNotTested, errors.New("interrupted")}
 	}
+	if !r.tested() {
+		return &exitError{exitNotTested, errors.New("nothing was tested")}
+	}
 	if r.OK() {
 		return nil
 	}
@@ -178,6 +193,9 @@ func (a *app) verdict(ctx context.Context, h conformance.Harness, r run) error {
 	}
 	if r.count(conformance.Fail, conformance.Must) == 0 {
 		return &exitError{exitNotTested, errors.New("some cases could not be judged")}
+	}
+	if h.TTL < conformance.DefaultTTL {
+		return &exitError{exitBroken, fmt.Errorf("rules are broken, or -ttl %v is too short for this store: the default is %v", h.TTL, conformance.DefaultTTL)}
 	}
 	return &exitError{exitBroken, errors.New("rules are broken")}
 }

@@ -62,8 +62,34 @@ func TestConformance_faultsAreOnRequest(t *testing.T) {
 	e.requireCode(t, 0)
 	assert.Contains(t, e.out, "1 pass")
 	e = w.at("conformance", "-run", "^G4/lost-reply$")
-	e.requireCode(t, 0)
+	e.requireCode(t, 2, "nothing was tested")
 	assert.Contains(t, e.out, "1 skip")
+}
+
+// A user of the command has no Harness to add a field to.
+func TestConformance_aSkipSaysWhatTheUserCanDo(t *testing.T) {
+	w := newWorld(t)
+	for name, tc := range map[string]struct{ url, id, says string }{
+		"networks":         {w.url, "H2/black-hole", "needs --faults"},
+		"server":           {w.url, "H2/server-frozen", "only from Go: it breaks the server"},
+		"names":            {w.url, "W3/no-residue", "only from Go: it lists the store's names"},
+		"requests":         {w.url, "W2/one-remote-waiter", "only from Go: it counts the requests"},
+		"memory, networks": {"mem://", "H2/black-hole", "this store has no connections to break"},
+		"memory, server":   {"mem://", "H2/server-frozen", "no server"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := shell(t, tc.url, `"$L" conformance -run '^`+tc.id+`$'`)
+			e.requireCode(t, 2, "nothing was tested")
+			assert.Contains(t, e.out, "skip  "+tc.id+": ")
+			assert.Equal(t, 2, strings.Count(e.out, tc.says), "for the case and in the summary:\n%s", e.out)
+			assert.NotContains(t, e.out, "Harness")
+		})
+	}
+	e := inProcess(t, "conformance", "mem://", "-run", "^G1/processes$", "-json", "-")
+	e.requireCode(t, 2, "nothing was tested")
+	var got jsonReport
+	require.NoError(t, json.Unmarshal([]byte(e.out), &got))
+	assert.False(t, got.OK)
 }
 
 func TestConformance_isOneWhereARuleIsBroken(t *testing.T) {
@@ -71,6 +97,16 @@ func TestConformance_isOneWhereARuleIsBroken(t *testing.T) {
 	e.requireCode(t, 1, "rules are broken")
 	assert.Contains(t, e.out, "fail  G1/lockers\n\tseen: ")
 	assert.Contains(t, e.out, "1 fail")
+}
+
+// A slow answer in a short lease is no fault of the store.
+func TestConformance_aShortTTLIsDoubtedFirst(t *testing.T) {
+	inProcess(t, "conformance", "broken://", "-ttl", "10ms").requireCode(t, 64, "-ttl 10ms is not between 100ms and")
+	short := inProcess(t, "conformance", "broken://", "-run", "^G1/lockers$", "-ttl", ".2")
+	short.requireCode(t, 1, "rules are broken, or -ttl 200ms is too short for this store: the default is 1s")
+	long := inProcess(t, "conformance", "broken://", "-run", "^G1/lockers$")
+	long.requireCode(t, 1, "rules are broken")
+	assert.NotContains(t, long.err, "-ttl")
 }
 
 func TestConformance_isTwoWhereNothingWasTested(t *testing.T) {
@@ -94,6 +130,9 @@ func TestConformance_listTouchesNoStore(t *testing.T) {
 	assert.NotContains(t, e.out, "G2/")
 	e = shell(t, "", `"$L" conformance -list`)
 	assert.Equal(t, len(conformance.Cases()), strings.Count(e.out, "\n"))
+	assert.Regexp(t, `(?m)^H2/black-hole .* \[needs --faults\]$`, e.out)
+	assert.Regexp(t, `(?m)^W3/no-residue .* \[only from Go: .*\]$`, e.out)
+	assert.Regexp(t, `(?m)^G1/lockers .*[^\]]$`, e.out)
 }
 
 func TestConformance_reportsCanBeReadBack(t *testing.T) {

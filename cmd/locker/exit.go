@@ -20,7 +20,7 @@ const (
 	exitNotTested   = 2  // conformance: nothing can be said
 	exitUsage       = 64 // EX_USAGE
 	exitUnavailable = 69 // EX_UNAVAILABLE: the store
-	exitLost        = 75 // EX_TEMPFAIL: the lock was lost while the command ran
+	exitLost        = 75 // EX_TEMPFAIL: the lock was lost, while the command ran or before it could
 
 	exitCannotRun = 126
 	exitNotFound  = 127

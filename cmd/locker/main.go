@@ -6,11 +6,17 @@
 //	locker ls [--all]
 //	locker release --force KEY
 //	locker conformance [-run REGEXP] [-faults] [-ttl D] [-json FILE] [-junit FILE] [-list] [URL]
+//	locker help [COMMAND]
+//	locker --version
 //
 // Where the locks are is said by --url, or else by LOCKER_URL in the environment, which
-// other users of the machine cannot read: mem://, redis://, rediss://, redis-cluster://
-// or redis-sentinel://, as the backends' packages document them. There is no default.
-// Long flags take one dash or two. A "--" ends the flags: locker who -- -key.
+// other users of the machine cannot read: redis://, rediss://, redis-cluster:// or
+// redis-sentinel://, as the backends' packages document them. There is no default.
+// mem:// is for trying things out: each locker process has a memory of its own, so it
+// keeps no other one from a key. run warns of that.
+//
+// D is a number of seconds, or a duration such as 500ms or 1m30s. Long flags take one
+// dash or two, and stand before KEY. A "--" ends the flags: locker who -- -key.
 //
 // Messages go to standard error, one line each: what is wrong, and a warning if the
 // store is set up so that it may break a promise. --verbose (-v) adds a line for
@@ -21,15 +27,17 @@
 //
 // run takes KEY, runs COMMAND, and releases KEY when COMMAND has ended, in whatever
 // way. It has the habits of flock(1): it waits for the key, not at all with -n, at most
-// D with -w (seconds, or a duration such as 1m30s), and says nothing if the key is held.
+// D with -w, and says nothing if the key is held.
 // COMMAND is looked up before the lock is asked for. It has the standard input, output
 // and error of locker, and in its environment LOCKER_KEY, LOCKER_OWNER and LOCKER_TOKEN,
 // the fencing token. The "--" before COMMAND is required, so that a KEY from a shell
 // variable that is not set is an error, and not the name of the command.
 //
-// Without -w a store that does not answer at the beginning is an error at once; an
-// outage during the wait is waited out. With -w both are waited out, for as long as D.
-// A signal ends the wait, and nothing stays taken.
+// Without -w, and with -n, a store that refuses the first request is an error at once,
+// and one that is silent is an error after 5 s; an outage during the wait is waited out.
+// With -w both are waited out, for as long as D. A signal ends the wait, and nothing
+// stays taken: a request without an answer may have got the lock all the same, so it is
+// undone, for which a silent store is given another 5 s at most. The error comes first.
 //
 // The lock is renewed while COMMAND runs. COMMAND has to be gone before the store can
 // give KEY to somebody else, so a lease that cannot be renewed ends it --grace (a third
@@ -66,16 +74,23 @@
 //	1       KEY is held; -E CODE changes it
 //	64      the call is wrong: a flag, a key, a URL
 //	69      the store cannot be reached, or refuses
-//	75      the lock was lost, or about to be, while COMMAND ran
+//	75      the lock was lost, or about to be, while COMMAND ran; or before it could
+//	        run, since the lease was over when the store's answer came: a longer --ttl
+//	        helps
 //	126     COMMAND cannot be run
 //	127     COMMAND is not there
 //	128+n   signal n ended COMMAND, or the wait
 //
+// A COMMAND that ends with one of these codes by itself looks like locker. For the 1 of
+// a held key -E sets another one; locker explains 64, 69, 75, 126 and 127 on standard
+// error, where COMMAND's own code adds nothing.
+//
 // # who, ls, release
 //
-// who shows the holder of KEY, its label, what its lease has left, and its token, where
-// the store shows them; it is 1 if KEY is free. The label is that of --label, by default
-// the user, the host and the process id of locker.
+// who shows the holder of KEY, its label, what its lease has left, and its token; "-"
+// means that the store does not show it (Redis shows no token). It is 1 if KEY is free.
+// The label is that of --label, by default the user, the host and the process id of
+// locker.
 //
 // ls lists the held keys, one line each: key, remaining time, token, holder and label,
 // separated by tabs; "-" stands for what is not known. It is not a snapshot. On Redis a
@@ -94,8 +109,11 @@
 // access but that of a user of locks, and disturbs nobody. It starts copies of itself,
 // to kill and to stop them. -faults adds the cases on broken networks: the suite breaks
 // its own connections, and no others. -run chooses cases by their id, -list prints them,
-// -ttl is the lease that they work with (a slow network needs a longer one). Cases that
-// need what a user of locks cannot do (break the server, list its names) are skipped.
+// -ttl is the lease that they work with, 1s by default and at least 100ms: several
+// answers of the store have to fit into it, so a slow network needs a longer one, and
+// with a shorter one slow answers can look like broken rules. A case that
+// needs what the command was not given, or what a user of locks cannot do (break the
+// server, list its names), is skipped, and says which; -list marks both.
 //
 // The outcome of each case is printed as it comes. -json writes a report with a
 // version, which changes when a field goes or means something else; -junit writes one
@@ -106,8 +124,9 @@
 //
 //	0    every MUST that was tested holds
 //	1    one is broken
-//	2    nothing can be said: the store cannot be reached, a case could not be judged,
-//	     or a signal ended the run (what ran so far is reported)
+//	2    nothing can be said: the store cannot be reached, every chosen case was
+//	     skipped, one could not be judged, or a signal ended the run (what ran so far
+//	     is reported)
 //	64   the call is wrong
 package main
 

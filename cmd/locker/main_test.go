@@ -148,6 +148,15 @@ func execute(t *testing.T, url, name string, args ...string) ended {
 	return ended{cmd.ProcessState.ExitCode(), out.String(), err.String(), time.Since(began)}
 }
 
+func TestVersion_isThatOfTheBuild(t *testing.T) {
+	e := shell(t, "", `"$L" --version`)
+	e.requireCode(t, 0)
+	info, ok := debug.ReadBuildInfo()
+	require.True(t, ok)
+	assert.Regexp(t, `^locker \S+, `+info.GoVersion+`\n$`, e.out)
+	assert.Empty(t, e.err)
+}
+
 func (e ended) requireCode(t *testing.T, code int, saying ...string) {
 	t.Helper()
 	require.Equal(t, code, e.code, "%s%s", e.out, e.err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,6 +40,11 @@ func (r run) count(status conformance.Status, level conformance.Level) (n int) {
 	return n
 }
 
+// tested reports whether any case was more than skipped.
+func (r run) tested() bool {
+	return slices.ContainsFunc(r.Results, func(res conformance.Result) bool { return res.Status != conformance.Skip })
+}
+
 // reportVersion changes when a field of the JSON report changes its meaning or goes.
 const reportVersion = 1
 
@@ -49,7 +55,7 @@ type jsonReport struct {
 	Capabilities  []string                   `json:"capabilities"`
 	Started       time.Time                  `json:"started"`
 	Seconds       float64                    `json:"seconds"`
-	OK            bool                       `json:"ok"` // no MUST failed, nothing broke, all was run
+	OK            bool                       `json:"ok"` // something was tested, no MUST failed, nothing broke, all was run
 	Interrupted   bool                       `json:"interrupted"`
 	Summary       string                     `json:"summary"`
 	Count         map[conformance.Status]int `json:"count"`
@@ -77,7 +83,7 @@ type jsonFailure struct {
 func writeJSON(w io.Writer, r run) error {
 	out := jsonReport{
 		Version: reportVersion, Store: r.store, Backend: r.Backend, Capabilities: capabilities(r.Can),
-		Started: r.start.UTC(), Seconds: time.Since(r.start).Seconds(), OK: r.OK(), Interrupted: r.interrupted,
+		Started: r.start.UTC(), Seconds: time.Since(r.start).Seconds(), OK: r.OK() && r.tested(), Interrupted: r.interrupted,
 		Summary: r.Summary(), Count: make(map[conformance.Status]int), NotApplicable: r.NotApplicable,
 	}
 	for _, res := range r.Results {

@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"os/user"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -29,9 +30,9 @@ func (a *app) runCommand() *cli.Command {
 			{&cli.StringFlag{Name: "wait", Aliases: []string{"w"}, Usage: "wait at most `D` for the key: seconds, or a duration such as 1m30s"}},
 		}}},
 		Flags: []cli.Flag{
-			&cli.IntFlag{Name: "conflict-exit-code", Aliases: []string{"E"}, Value: exitHeld, Usage: "exit with `CODE` if the key is held"},
-			&cli.DurationFlag{Name: "ttl", DefaultText: "30s, or the URL's ttl", Usage: "lease: what a crash blocks the key for at most"},
-			&cli.DurationFlag{Name: "grace", DefaultText: "a third of the TTL", Usage: "what the command gets between SIGTERM and SIGKILL when the lock is lost, at most half the TTL"},
+			&cli.StringFlag{Name: "conflict-exit-code", Aliases: []string{"E"}, Value: strconv.Itoa(exitHeld), DefaultText: strconv.Itoa(exitHeld), Usage: "exit with `CODE` if the key is held"},
+			&cli.StringFlag{Name: "ttl", DefaultText: "30s, or the URL's ttl", Usage: "lease `D`: what a crash blocks the key for at most"},
+			&cli.StringFlag{Name: "grace", DefaultText: "a third of the TTL", Usage: "what the command gets (`D`) between SIGTERM and SIGKILL when the lock is lost, at most half the TTL"},
 			&cli.StringFlag{Name: "label", Value: ownLabel(), DefaultText: "user@host and process id", Usage: "what locker who shows of this holder"},
 		},
 		Action: action(a.runLocked),
@@ -53,35 +54,33 @@ const forever time.Duration = -1
 
 func newTask(c *cli.Command) (t task, err error) {
 	args := words(c)
-	if len(args) < 3 || args[1] != "--" {
-		return t, usagef("want: locker run [flags] KEY -- COMMAND [ARGUMENT...]")
+	if err := misplaced(args); err != nil {
+		return t, err
 	}
-	t = task{
-		key:   args[0],
-		wait:  forever,
-		ttl:   c.Duration("ttl"),
-		grace: c.Duration("grace"),
-		held:  c.Int("conflict-exit-code"),
-		label: c.String("label"),
+	t = task{key: args[0], wait: forever, ttl: ttlOf(c.String("url")), label: c.String("label")}
+	if t.held, err = strconv.Atoi(c.String("conflict-exit-code")); err != nil || t.held < 0 || t.held > 255 {
+		return t, usagef("-E %q is not a number between 0 and 255", c.String("conflict-exit-code"))
 	}
-	switch {
-	case c.Bool("nonblock"):
-		t.wait = 0
-	case c.IsSet("wait"):
-		if t.wait, err = parseWait(c.String("wait")); err != nil {
+	if c.IsSet("wait") {
+		if t.wait, err = parseDuration("w", c.String("wait")); err != nil {
 			return t, err
 		}
 	}
-	if t.held < 0 || t.held > 255 {
-		return t, usagef("-E %d is not between 0 and 255", t.held)
+	if c.Bool("nonblock") {
+		t.wait = 0
 	}
-	if !c.IsSet("ttl") {
-		t.ttl = ttlOf(c.String("url"))
+	if c.IsSet("ttl") {
+		if t.ttl, err = parseDuration("-ttl", c.String("ttl")); err != nil {
+			return t, err
+		}
 	}
-	if !c.IsSet("grace") {
-		t.grace = t.ttl / 3
+	t.grace = t.ttl / 3
+	if c.IsSet("grace") {
+		if t.grace, err = parseDuration("-grace", c.String("grace")); err != nil {
+			return t, err
+		}
 	}
-	if t.grace < 0 || t.grace > t.ttl/2 {
+	if t.grace > t.ttl/2 {
 		// The next renewal is due when a third of the TTL has passed, and needs time.
 		return t, usagef("grace %v is not between 0 and half the TTL, %v", t.grace, t.ttl/2)
 	}
@@ -89,14 +88,28 @@ func newTask(c *cli.Command) (t task, err error) {
 	return t, err
 }
 
-// parseWait reads seconds, as flock takes them, or a duration.
-func parseWait(s string) (time.Duration, error) {
+// misplaced says which of run's arguments is not where it belongs.
+func misplaced(args []string) error {
+	const want = "want: locker run [flags] KEY -- COMMAND [ARGUMENT...]"
+	switch {
+	case len(args) >= 3 && args[1] == "--":
+		return nil
+	case len(args) < 2 || args[1] == "--":
+		return usagef(want)
+	case strings.HasPrefix(args[1], "-"):
+		return usagef("flags go before KEY; %s", want)
+	}
+	return usagef("there is no -- right behind KEY; %s", want)
+}
+
+// parseDuration reads a flag's seconds, as flock takes them, or a duration.
+func parseDuration(flag, s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil {
 		d, err = time.ParseDuration(s + "s")
 	}
 	if err != nil || d < 0 {
-		return 0, usagef("-w %q is neither seconds nor a duration such as 1m30s", s)
+		return 0, usagef("-%s %q is neither seconds nor a duration such as 1m30s", flag, s)
 	}
 	return d, nil
 }
@@ -143,9 +156,12 @@ func (a *app) runLocked(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	defer a.closeNow(l)
+	if infoOf(l).Local {
+		a.log.Print("warning: mem:// is the memory of this process: it keeps nobody else from KEY")
+	}
 	k, err := a.acquire(ctx, l, t, signals, c.Bool("verbose"))
 	if err != nil {
-		return err
+		return a.tell(err) // now: the clean-up may take time, and have an error too
 	}
 
 	t.command.setenv("LOCKER_KEY="+k.Key(), "LOCKER_OWNER="+k.Owner(), "LOCKER_TOKEN="+strconv.FormatUint(k.Token(), 10))
@@ -183,12 +199,14 @@ func (a *app) acquire(ctx context.Context, l locker.Locker, t task, signals <-ch
 		return nil, signalled(caught) // Close gives back what was granted in the same moment
 	case err == nil:
 		return k, nil
-	case !errors.Is(err, locker.ErrHeld):
-		return nil, &exitError{codeOf(err), err}
-	case verbose:
+	case errors.Is(err, locker.ErrHeld) && verbose:
 		return nil, &exitError{t.held, err}
+	case errors.Is(err, locker.ErrHeld):
+		return nil, &exitError{code: t.held} // as quiet as flock
+	case errors.Is(err, locker.ErrLost):
+		return nil, &exitError{exitLost, fmt.Errorf("%w: its lease of %v was over before the store's answer came; a longer --ttl helps", err, t.ttl)}
 	}
-	return nil, &exitError{code: t.held} // as quiet as flock
+	return nil, &exitError{codeOf(err), err}
 }
 
 func acquire(ctx context.Context, l locker.Locker, t task) (locker.Lock, error) {

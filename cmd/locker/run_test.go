@@ -79,58 +79,64 @@ func TestRun_aHeldKeyIsOneOrWhatEsays(t *testing.T) {
 func TestRun_aUsageErrorIs64BeforeAnyContact(t *testing.T) {
 	const nobody = "redis://user:secret@127.0.0.1:1/0" // contact would be 69
 	for args, says := range map[string]string{
-		``:                                       "want: locker run",
-		`redis://user:secret@host run k -- true`: "want: locker run",
-		`frobnicate`:                             "want: locker run",
-		`run`:                                    "KEY -- COMMAND",
-		`run k`:                                  "KEY -- COMMAND",
-		`run k --`:                               "KEY -- COMMAND",
-		`run k true`:                             "KEY -- COMMAND",
-		`run -- true`:                            "KEY -- COMMAND",
-		`run $UNSET -- rm -rf x`:                 "KEY -- COMMAND",
-		`run a b -- true`:                        "KEY -- COMMAND",
-		`run k -n -- true`:                       "KEY -- COMMAND",
-		`run "" -- true`:                         "empty key",
-		`run --frob k -- true`:                   "frob",
-		`run -w`:                                 "-w",
-		`run -w soon k -- true`:                  "soon",
-		`run -w -1s k -- true`:                   "-1s",
-		`run -n -w 1 k -- true`:                  "wait",
-		`run -E 256 k -- true`:                   "256",
-		`run -E x k -- true`:                     `"x"`,
-		`run --ttl 30 k -- true`:                 "ttl",
-		`run --ttl 1ns k -- true`:                "TTL",
-		`run --ttl 10s --grace 6s k -- true`:     "5s",
-		`run --label "$(printf 'a\tb')" k -- true`:                                             "control character",
-		`--url nowhere://x run k -- true`:                                                      "unknown scheme",
+		``:                                         "want: locker run",
+		`redis://user:secret@host run k -- true`:   "want: locker run",
+		`frobnicate`:                               "want: locker run",
+		`run`:                                      "KEY -- COMMAND",
+		`run k`:                                    "KEY -- COMMAND",
+		`run k --`:                                 "KEY -- COMMAND",
+		`run k true`:                               "no -- right behind KEY; want: locker run [flags] KEY -- COMMAND",
+		`run -- true`:                              "KEY -- COMMAND",
+		`run $UNSET -- rm -rf x`:                   "KEY -- COMMAND",
+		`run a b -- true`:                          "no -- right behind KEY",
+		`run k -n -- true`:                         "flags go before KEY; want: locker run [flags] KEY -- COMMAND",
+		`run k --url redis://u:secret@h -- true`:   "flags go before KEY",
+		`run "" -- true`:                           "empty key",
+		`run --frob k -- true`:                     "frob",
+		`run -w`:                                   "-w",
+		`run -w soon k -- true`:                    "soon",
+		`run -w -1s k -- true`:                     "-1s",
+		`run -n -w 1 k -- true`:                    "wait",
+		`run -E 256 k -- true`:                     "256",
+		`run -E x k -- true`:                       `-E "x" is not a number between 0 and 255`,
+		`run --ttl soon k -- true`:                 `--ttl "soon" is neither seconds`,
+		`run --ttl 0 k -- true`:                    "TTL",
+		`run --grace -1s k -- true`:                "--grace",
+		`run --ttl 10 --grace 6 k -- true`:         "half the TTL, 5s",
+		`run --ttl 1ns k -- true`:                  "TTL",
+		`run --ttl 10s --grace 6s k -- true`:       "5s",
+		`run --label "$(printf 'a\tb')" k -- true`: "control character",
+		`--url nowhere://x run k -- true`:          "unknown scheme",
+		`--url "" run k -- true`:                   "LOCKER_URL",
+		`who`:                                      "KEY",
+		`who a b`:                                  "KEY",
+		`help redis://user:secret@host`:            "no command",
+		`ls k`:                                     "no arguments",
+		`ls`:                                       "--all",
+		`release k`:                                "--force",
+		`release --force`:                          "KEY",
+		`conformance -run '('`:                     "-run",
+		`conformance -run xyzzy`:                   "-list",
+		`conformance -ttl 0s`:                      "-ttl",
+		`conformance -json - -junit -`:             "standard output",
+		`conformance a b`:                          "URL",
 		`--url 'redis-cluster://127.0.0.1:1,127.0.0.2?ttl=5s' run --grace 3s k -- true`:        "2.5s",
 		`--url 'redis-cluster://user:secret@[::1]:1,[::1]:2/?ttl=5s' run --grace 3s k -- true`: "2.5s",
 		`--url 'redis-cluster://user:secret@[::1]:1,[::1]:2/' ls`:                              "--all",
-		`--url "" run k -- true`:                                                               "LOCKER_URL",
-		`who`:                                                                                  "KEY",
-		`who a b`:                                                                              "KEY",
-		`ls k`:                                                                                 "no arguments",
-		`ls`:                                                                                   "--all",
-		`release k`:                                                                            "--force",
-		`release --force`:                                                                      "KEY",
-		`conformance -run '('`:                                                                 "-run",
-		`conformance -run xyzzy`:                                                               "-list",
-		`conformance -ttl 0s`:                                                                  "-ttl",
-		`conformance -json - -junit -`:                                                         "standard output",
-		`conformance a b`:                                                                      "URL",
 	} {
 		t.Run(args, func(t *testing.T) {
 			e := shell(t, nobody, `"$L" `+args)
 			e.requireCode(t, 64, says, "--help")
 			e.oneLineEach(t)
 			assert.NotContains(t, e.err+e.out, "secret")
+			assert.NotContains(t, e.err, "strconv")
 			assert.Empty(t, e.out)
 		})
 	}
 }
 
 func TestHelp_showsNoPassword(t *testing.T) {
-	for _, args := range []string{"--help", "run --help", "conformance -h"} {
+	for _, args := range []string{"--help", "run --help", "conformance -h", "help", "help run", "help conformance"} {
 		e := shell(t, "redis://user:secret@127.0.0.1:1/0", `"$L" `+args)
 		e.requireCode(t, 0)
 		assert.Contains(t, e.out, "LOCKER_URL")
@@ -181,6 +187,58 @@ func TestRun_anUnreachableStoreIs69(t *testing.T) {
 			assert.NotContains(t, e.err, "secret")
 		})
 	}
+}
+
+// The clean-up after a request without an answer takes time, and has an error of its own.
+func TestRun_theCauseComesBeforeTheCleanUp(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.NoError(t, w.srv.Pause())
+	t.Cleanup(func() { assert.NoError(t, w.srv.Resume()) })
+	e := w.at("run", "-w", "0.2", "k", "--", "true")
+	e.requireCode(t, 69)
+	cause, cleanUp := strings.Index(e.err, "locker: acquire"), strings.Index(e.err, "locker: close")
+	require.GreaterOrEqual(t, cause, 0, e.err)
+	require.Greater(t, cleanUp, cause, e.err)
+	assert.Equal(t, 1, strings.Count(e.err, "locker: acquire"), e.err)
+}
+
+func TestRun_aFailedReleaseIsNotCalledReleased(t *testing.T) {
+	w := newWorld(t)
+	p := w.start("-v", "run", "k", "--", "sh", "-c", "echo ready; read x")
+	p.await("ready")
+	require.NoError(t, w.redis().Set(t.Context(), "test:k", "another", 0).Err())
+	require.NoError(t, p.in.Close())
+	p.requireExit(75)
+	assert.Contains(t, p.errText(), `release failed "k"`)
+	assert.NotContains(t, p.errText(), `released "k"`)
+}
+
+// G8: the store has answered, so it is no outage.
+func TestRun_aLeaseThatIsOverBeforeItBeginsIs75(t *testing.T) {
+	w := newWorld(t)
+	for range 20 { // the answer may be in time
+		e := shell(t, w.url+"&ttl=1ms", `"$L" run k -- true`)
+		e.requireCode(t, 75)
+		if strings.Contains(e.err, "lease of 1ms was over before the store's answer came") {
+			return
+		}
+	}
+	require.Fail(t, "no answer was late")
+}
+
+func TestRun_memoryExcludesNobodyAndSaysSo(t *testing.T) {
+	e := shell(t, "mem://", `"$L" run k -- "$L" run -n k -- echo ran`)
+	e.requireCode(t, 0)
+	assert.Equal(t, "ran\n", e.out)
+	assert.Equal(t, 2, strings.Count(e.err, "locker: warning: mem://"), e.err)
+}
+
+func TestRun_takesSecondsAsFlockDoes(t *testing.T) {
+	w := newWorld(t)
+	e := w.at("run", "--ttl", "7", "--grace", "1.5", "k", "--", program, "who", "k")
+	e.requireCode(t, 0)
+	assert.Regexp(t, `remaining: (7|6\.\d+)s\n`, e.out)
 }
 
 func TestRun_theCommandKnowsItsLock(t *testing.T) {
