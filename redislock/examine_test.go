@@ -157,7 +157,7 @@ func TestWarnings_replicasThatNoWriteWaitsFor(t *testing.T) { // C89
 	t.Cleanup(func() { require.NoError(t, second.Stop()) })
 	middle := connect(t, replica)
 	host, port, _ := net.SplitHostPort(replica.Addr())
-	require.NoError(t, connect(t, second).SlaveOf(t.Context(), host, port).Err())
+	require.NoError(t, connect(t, second).ReplicaOf(t.Context(), host, port).Err())
 	require.Eventually(t, func() bool {
 		return strings.Contains(middle.Info(t.Context(), "replication").Val(), "connected_slaves:1")
 	}, 3*soon, 10*time.Millisecond)
