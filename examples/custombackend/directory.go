@@ -73,6 +73,9 @@ type section struct {
 // NoEffect says. The guard is a lock of the kernel, and not itself a file that exists
 // or does not: who is killed with it does not leave it locked.
 func (d *directory) exclusive(ctx context.Context, do func(section) error) error {
+	if err := ctx.Err(); err != nil { // of two cases that are ready, a select takes any
+		return locker.NoEffect(err)
+	}
 	// Goroutines stand in line here, so that only one of them asks the kernel.
 	select {
 	case d.turn <- struct{}{}:
