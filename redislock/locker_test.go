@@ -313,7 +313,8 @@ func TestLocker_aThousandHeldLocksAreOnePipelineATick(t *testing.T) { // W6, C13
 	rdb := connect(t, srv)
 	counts := &pipelines{}
 	rdb.AddHook(counts)
-	l := lockerOn(t, rdb, &Config{Config: locker.Config{TTL: 1500 * time.Millisecond}})
+	const ttl = 1500 * time.Millisecond
+	l := lockerOn(t, rdb, &Config{Config: locker.Config{TTL: ttl}})
 	// Connections have goroutines of their own; the first lock makes them.
 	require.NoError(t, acquire(t, l, "warm").Release(t.Context()))
 	goroutines := runtime.NumGoroutine()
@@ -325,8 +326,11 @@ func TestLocker_aThousandHeldLocksAreOnePipelineATick(t *testing.T) { // W6, C13
 	require.Eventually(t, func() bool { return counts.piped.Load() >= 2 }, soon, time.Millisecond) // ticks merge at first
 	counts.piped.Store(0)
 	counts.single.Store(0)
+	start := time.Now()
 	time.Sleep(2 * time.Second) // what is measured is what happens in this time
-	require.LessOrEqual(t, counts.piped.Load(), int64(6), "a tick is a third of the TTL")
+	// A tick is a third of the TTL. Where the machine stood still it may have come in two.
+	ticks := int64(time.Since(start)/(ttl/3)) + 1
+	require.LessOrEqual(t, counts.piped.Load(), 2*ticks)
 	require.GreaterOrEqual(t, counts.piped.Load(), int64(3))
 	require.Zero(t, counts.single.Load())
 	for _, k := range held {
