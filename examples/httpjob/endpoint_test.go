@@ -282,13 +282,21 @@ func TestEndpoint_clientThatHangsUpBeforeTheAnswerLeavesNothingTaken(t *testing.
 	a := start(t, open, 2, time.Minute)
 	a.work.finish <- nil
 	a.requireState(a.ask(0, "report"), done) // connections are open
+	await(t, a.work.began)
 	require.NoError(t, srv.Pause())
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	_, err := a.send(ctx, http.MethodPost, a.instances[0].url+"/jobs/report")
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.NoError(t, srv.Resume())
-	require.Eventually(t, func() bool { return a.ask(1, "report").Code == http.StatusAccepted }, 20*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool {
+		select {
+		case <-a.work.began: // the lock came before it was noticed that the client had gone
+			a.work.finish <- nil
+		default:
+		}
+		return a.ask(1, "report").Code == http.StatusAccepted
+	}, 20*time.Second, 20*time.Millisecond)
 	require.Equal(t, http.StatusConflict, a.ask(0, "report").Code)
 }
 
