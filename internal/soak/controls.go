@@ -21,7 +21,9 @@ type control struct {
 }
 
 var controls = []control{
-	{"no-lock", func(context.Context, *redis.Client, locker.Request) (bool, error) { return true, nil }, compareAndDelete},
+	{"no-lock", func(ctx context.Context, rdb *redis.Client, _ locker.Request) (bool, error) {
+		return true, rdb.Ping(ctx).Err() // the server is asked, and not for a lock
+	}, compareAndDelete},
 	{"blind-delete", func(ctx context.Context, rdb *redis.Client, req locker.Request) (bool, error) {
 		return rdb.SetNX(ctx, req.Key, req.Owner, req.TTL).Result()
 	}, `redis.call('DEL', KEYS[1]) return 1`},
