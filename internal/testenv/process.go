@@ -8,17 +8,20 @@ import (
 	"time"
 )
 
-// process is a child that was started, until it was reaped.
+// process is a child that was started, until it was reaped. Its methods are not for
+// concurrent use.
 type process struct {
 	cmd    *exec.Cmd
+	family bool          // its children are paused, resumed and killed with it
+	guard  *guard        // while a family is paused
 	exited chan struct{} // closed once the child was reaped
 }
 
 // startProcess starts cmd, and sees to it that the child dies with this process
 // where the system can do that.
-func startProcess(cmd *exec.Cmd) (*process, error) {
+func startProcess(cmd *exec.Cmd, family bool) (*process, error) {
 	dieWithParent(cmd)
-	p := &process{cmd: cmd, exited: make(chan struct{})}
+	p := &process{cmd: cmd, family: family, exited: make(chan struct{})}
 	started := make(chan error)
 	go func() {
 		// What Linux takes for the parent is the thread that forked. It has to
@@ -51,16 +54,20 @@ func (p *process) running() bool {
 
 // kill ends the child at once, paused or not, and waits for that.
 func (p *process) kill() error {
-	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
+	var err error
+	if p.family && p.running() {
+		err = p.killChildren()
+	}
+	if kill := p.cmd.Process.Kill(); kill != nil && !errors.Is(kill, os.ErrProcessDone) {
+		return errors.Join(err, kill)
 	}
 	<-p.exited
-	return nil
+	return err
 }
 
-// stop asks the child to end, and kills it if it has not after grace.
-func (p *process) stop(grace time.Duration) error {
-	if p.terminate() == nil {
+// stop asks the child to end, by a signal, and kills it if it has not after grace.
+func (p *process) stop(ask os.Signal, grace time.Duration) error {
+	if p.cmd.Process.Signal(ask) == nil {
 		_ = p.resume() // a paused child does not see the request
 		select {
 		case <-p.exited:

@@ -17,13 +17,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// startOwner runs this test binary as the owner of a Redis; see TestMain. It
-// returns the process, its standard input, and the server's address.
-func startOwner(t *testing.T, cmd *exec.Cmd) (in io.Closer, addr string) {
+// startOwner runs this test binary as the owner of a server; see TestMain. It
+// returns its standard input, and the server's address and process id.
+func startOwner(t *testing.T, cmd *exec.Cmd, kind string) (in io.Closer, addr string, pid int) {
 	t.Helper()
-	start(t, nil) // or skip
 	// With -race a program that exits sleeps for a second first.
-	cmd.Env = append(os.Environ(), append(cmd.Env, asOwner+"=1", "GORACE=atexit_sleep_ms=0")...)
+	cmd.Env = append(os.Environ(), append(cmd.Env, asOwner+"="+kind, "GORACE=atexit_sleep_ms=0")...)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
@@ -33,9 +32,9 @@ func startOwner(t *testing.T, cmd *exec.Cmd) (in io.Closer, addr string) {
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	line, err := bufio.NewReader(out).ReadString('\n')
 	require.NoError(t, err)
-	_, err = fmt.Sscan(line, &addr)
+	_, err = fmt.Sscan(line, &addr, &pid)
 	require.NoError(t, err)
-	return in, addr
+	return in, addr, pid
 }
 
 func TestRedis_diesWithItsOwner(t *testing.T) {
@@ -44,9 +43,10 @@ func TestRedis_diesWithItsOwner(t *testing.T) {
 		"exiting": func(_ *exec.Cmd, in io.Closer) error { return in.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			ownTemp(t) // nobody removes that server's directory
+			start(t, nil) // or skip
+			ownTemp(t)    // nobody removes that server's directory
 			cmd := exec.Command(os.Args[0])
-			in, addr := startOwner(t, cmd)
+			in, addr, _ := startOwner(t, cmd, ownsRedis)
 			conn, err := net.Dial("tcp", addr)
 			require.NoError(t, err)
 			defer conn.Close()
@@ -99,30 +99,39 @@ func TestRedis_outlivesTheThreadThatCalledStart(t *testing.T) {
 	assert.NotZero(t, s.r.PID())
 }
 
-func TestRedis_worksForAnOrdinaryUser(t *testing.T) {
+func TestServers_workForAnOrdinaryUser(t *testing.T) {
+	t.Parallel()
 	if os.Getuid() != 0 {
 		t.Skip("not root: every other test of this package shows it")
 	}
 	const nobody = 65534
-	// A directory that the user can reach, with the test binary in it: go test
-	// builds that where only its own user may look.
-	dir, err := os.MkdirTemp("", "locker-user-") //nolint:usetesting // nobody may look into t.TempDir
-	require.NoError(t, err)
-	t.Cleanup(func() { assert.NoError(t, os.RemoveAll(dir)) })
-	require.NoError(t, os.Chown(dir, nobody, nobody))
-	program := filepath.Join(dir, "owner")
-	binary, err := os.ReadFile(os.Args[0])
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(program, binary, 0o755))
+	for kind, orSkip := range map[string]func(*testing.T){
+		ownsRedis:    func(t *testing.T) { start(t, nil) },
+		ownsPostgres: func(t *testing.T) { requirePostgres(t) },
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			orSkip(t)
+			// A directory that the user can reach, with the test binary in it: go test
+			// builds that where only its own user may look.
+			dir := openDir(t)
+			require.NoError(t, os.Chown(dir, nobody, nobody))
+			program := filepath.Join(dir, "owner")
+			binary, err := os.ReadFile(os.Args[0])
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(program, binary, 0o755))
 
-	cmd := exec.Command(program)
-	cmd.Dir = dir
-	cmd.Env = []string{"TMPDIR=" + dir}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
-	in, addr := startOwner(t, cmd)
-	conn, err := dial(within(t), "tcp", addr)
-	require.NoError(t, err)
-	require.NoError(t, conn.Close())
-	require.NoError(t, in.Close())
-	require.NoError(t, cmd.Wait())
+			cmd := exec.Command(program)
+			cmd.Dir = dir
+			cmd.Env = []string{"TMPDIR=" + dir, "HOME=" + dir}
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+			in, addr, _ := startOwner(t, cmd, kind)
+			conn, err := dial(within(t), "tcp", addr)
+			require.NoError(t, err)
+			require.NoError(t, conn.Close())
+			require.NoError(t, in.Close())
+			require.NoError(t, cmd.Wait())
+			removeOwned(t, dir)
+		})
+	}
 }

@@ -8,12 +8,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
-	"sync"
-	"time"
 )
-
-// stopGrace is what a server gets to end in an orderly way.
-const stopGrace = 5 * time.Second
 
 // RedisConfig configures a private Redis. A nil *RedisConfig stands for the
 // defaults: nothing is kept on disk.
@@ -30,12 +25,8 @@ type RedisConfig struct {
 
 // Redis is one Redis server. It is safe for concurrent use.
 type Redis struct {
-	addr, url string
-	dir       string   // empty for a server that was given
-	cmd       []string // how to start it, there
-
-	mu   sync.Mutex
-	proc *process // the last one started, nil after Stop
+	server
+	url string
 }
 
 // StartRedis starts a private server and waits until it answers. ctx bounds the
@@ -82,7 +73,7 @@ func AnyRedis(ctx context.Context) (*Redis, error) {
 	if port == "" {
 		port = "6379"
 	}
-	r := &Redis{addr: net.JoinHostPort(u.Hostname(), port), url: raw}
+	r := &Redis{server: server{addr: net.JoinHostPort(u.Hostname(), port)}, url: raw}
 	conn, err := dial(ctx, "tcp", r.addr)
 	if err != nil {
 		return nil, fmt.Errorf("testenv: the server of LOCKER_TEST_REDIS_URL: %w", err)
@@ -90,93 +81,10 @@ func AnyRedis(ctx context.Context) (*Redis, error) {
 	return r, conn.Close()
 }
 
-// Addr is the server's host:port. It stays the same over Restart.
-func (r *Redis) Addr() string { return r.addr }
-
 // URL is the server's address as a URL, with the database: "redis://127.0.0.1:port/0".
 // For a server that was given it is the URL that was, credentials and all.
 func (r *Redis) URL() string { return r.url }
 
-// PID is the server's process id, or 0 if it does not run or was given.
-func (r *Redis) PID() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.proc == nil || !r.proc.running() {
-		return 0
-	}
-	return r.proc.pid()
-}
-
 // Ping is nil if the server answers, be it to ask for a password, and is not
 // loading its data. It speaks plain TCP and blocks until the answer or ctx's end.
 func (r *Redis) Ping(ctx context.Context) error { return ping(ctx, "tcp", r.addr) }
-
-// Pause stops the server in its tracks (SIGSTOP): connections stay, and take what
-// is sent, but nothing is answered. Where there is no such signal the error
-// matches errors.ErrUnsupported.
-func (r *Redis) Pause() error { return r.signal((*process).pause) }
-
-// Resume ends a Pause (SIGCONT).
-func (r *Redis) Resume() error { return r.signal((*process).resume) }
-
-func (r *Redis) signal(send func(*process) error) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.usable(); err != nil {
-		return err
-	}
-	if !r.proc.running() {
-		return ErrNotRunning
-	}
-	return send(r.proc)
-}
-
-// Kill ends the server at once (SIGKILL), paused or not, and returns when it is
-// gone. Restart brings it back. Killing a dead server is no error.
-func (r *Redis) Kill() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.usable(); err != nil {
-		return err
-	}
-	return r.proc.kill()
-}
-
-// Restart starts the server again, with the same port, directory and settings,
-// after Kill or after ending it in an orderly way, and waits until it answers. ctx
-// bounds the start.
-func (r *Redis) Restart(ctx context.Context) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.usable(); err != nil {
-		return err
-	}
-	if err := r.proc.stop(stopGrace); err != nil {
-		return err
-	}
-	return r.launch(ctx)
-}
-
-// Stop ends the server and removes its directory. It asks first and kills after
-// 5 s. A second Stop does nothing, nor does that of a server that was given.
-func (r *Redis) Stop() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.proc == nil {
-		return nil
-	}
-	err := r.proc.stop(stopGrace)
-	r.proc = nil
-	return errors.Join(err, os.RemoveAll(r.dir))
-}
-
-// usable says why the server's process is out of reach. It is called with mu.
-func (r *Redis) usable() error {
-	switch {
-	case r.dir == "":
-		return ErrNotOurs
-	case r.proc == nil:
-		return ErrNotRunning
-	}
-	return nil
-}

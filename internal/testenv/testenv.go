@@ -6,6 +6,8 @@
 // over: StartSentinel and StartCluster. Each server in them is a *Redis, which can be
 // paused, killed and restarted by itself.
 //
+// StartPostgres, StartPostgresStandby and StartPgBouncer do the same for Postgres.
+//
 // It does not import testing. A test needs three lines:
 //
 //	redis, err := testenv.StartRedis(t.Context(), nil)
@@ -16,7 +18,8 @@
 // LOCKER_TEST_REQUIRE is 1, as make test sets it: there a missing server fails.
 //
 // On Linux a server dies with the process that started it, however that ends.
-// Elsewhere, and for the directory everywhere, only Stop cleans up.
+// Elsewhere, and for the directory everywhere, only Stop cleans up; and so for 56 bytes
+// of shared memory of a Postgres.
 package testenv
 
 import (

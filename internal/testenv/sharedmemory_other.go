@@ -1,0 +1,5 @@
+//go:build !linux && (!darwin || ios)
+
+package testenv
+
+func removeSharedMemory(int) error { return nil }
