@@ -124,8 +124,9 @@ type grant struct {
 	token  uint64
 	left   bool // guarded by sessions.mu; see leave
 
-	mu     sync.Mutex
-	giving *call // nil: nobody has begun to give it back
+	mu      sync.Mutex
+	giving  *call // nil: nobody has begun to give it back
+	doubted bool  // its answer never came, and that was said
 }
 
 // mayHold reports whether the session may have the lock although taking it failed.
@@ -217,7 +218,7 @@ func (g *grant) Release(ctx context.Context) error {
 		g.b.unfinished(g.s)
 		return err
 	case errors.As(err, &ended):
-		return &locker.LostError{Reason: locker.ReasonSession, Err: err}
+		return afterEnd(err, &g.mu, &g.doubted)
 	case errors.As(err, &refused):
 		return nil // it was given back by the statement's undo
 	case err != nil:

@@ -45,6 +45,9 @@ func newConnector(pool *pgxpool.Pool) *connector {
 // application is the name under which the pool's sessions run.
 func (c *connector) application() string { return c.config.RuntimeParams["application_name"] }
 
+// milliseconds is a duration in the unit of the server's timeouts.
+func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+
 // setting is a server parameter of a session.
 type setting struct{ name, value string }
 
@@ -128,7 +131,12 @@ func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []s
 	if _, err := ask(ctx, conn, query); err != nil {
 		return nil, err
 	}
-	return newWire(conn)
+	// A server looks now and then whether the client of a statement that waits is still
+	// there, if its system lets it.
+	if _, err := ask(ctx, conn, "SELECT set_config('client_connection_check_interval', '250', false)"); err != nil && conn.IsClosed() {
+		return nil, err
+	}
+	return newWire(conn, pid)
 }
 
 // ask returns the one row of a query.
@@ -212,7 +220,7 @@ func (c *connector) probe(ctx context.Context, conn *pgconn.PgConn, pid string) 
 
 // tokens checks, and makes if create is set, what the tokens come from. It returns the SQL
 // expression that mints one.
-func (c *connector) tokens(ctx context.Context, name pgx.Identifier, clock, create bool) (expression string, err error) {
+func (c *connector) tokens(ctx context.Context, name pgx.Identifier, clock, create bool, others ...object) (expression string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, connectBound)
 	defer cancel()
 	cfg, err := c.settings(ctx)
@@ -226,9 +234,9 @@ func (c *connector) tokens(ctx context.Context, name pgx.Identifier, clock, crea
 	defer db.Close(context.WithoutCancel(ctx)) //nolint:errcheck // its answers are there
 	sequence := tokenSequence(name)
 	if !clock {
-		return "nextval(" + literal(name.Sanitize()) + "::regclass)", prepare(ctx, db, create, sequence)
+		return "nextval(" + literal(name.Sanitize()) + "::regclass)", prepare(ctx, db, create, append(others, sequence)...)
 	}
-	if err := prepare(ctx, db, false); err != nil {
+	if err := prepare(ctx, db, create, others...); err != nil {
 		return "", err
 	}
 	switch err := sequence.check(ctx, db); {

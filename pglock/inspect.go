@@ -46,7 +46,7 @@ func holdingOf(row [][]byte) *locker.Holding {
 
 // Inspect implements locker.Inspector.
 func (i *inspector) Inspect(ctx context.Context, key string) (h locker.Holding, err error) {
-	err = i.each(ctx, func(row [][]byte) bool {
+	err = each(ctx, i.pool, func(row [][]byte) bool {
 		if found := holdingOf(row); found != nil {
 			h = *found
 		}
@@ -62,7 +62,7 @@ func (i *inspector) ForceRelease(ctx context.Context, key, holder string) (done 
 	if !ok {
 		return false, nil
 	}
-	err = i.each(ctx, func([][]byte) bool {
+	err = each(ctx, i.pool, func([][]byte) bool {
 		done = true
 		return true
 	}, text(endSQL), i.number(key), pid, application)
@@ -72,15 +72,15 @@ func (i *inspector) ForceRelease(ctx context.Context, key, holder string) (done 
 // List implements locker.Inspector. Keys are shown as numbers, since no more is known of
 // them.
 func (i *inspector) List(ctx context.Context, yield func(key string, h locker.Holding) bool) error {
-	return i.each(ctx, func(row [][]byte) bool {
+	return each(ctx, i.pool, func(row [][]byte) bool {
 		h := holdingOf(row[1:])
 		return h == nil || yield(string(row[0]), *h)
 	}, text(listSQL))
 }
 
 // each calls yield with the rows of a query until it returns false.
-func (i *inspector) each(ctx context.Context, yield func(row [][]byte) bool, query string, args ...any) error {
-	rows, err := i.pool.Query(ctx, query, append([]any{pgx.QueryExecModeExec}, args...)...)
+func each(ctx context.Context, pool *pgxpool.Pool, yield func(row [][]byte) bool, query string, args ...any) error {
+	rows, err := pool.Query(ctx, query, append([]any{pgx.QueryExecModeExec}, args...)...)
 	if err != nil {
 		return failed(err)
 	}

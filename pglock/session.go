@@ -3,9 +3,7 @@ package pglock
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"strconv"
 	"sync"
 	"time"
 
@@ -38,9 +36,9 @@ const (
 	maxTTLs = 4
 )
 
-// place is what a session is found by: a lifetime, and which of the sessions that share
+// slot is what a session is found by: a lifetime, and which of the sessions that share
 // the locks.
-type place struct {
+type slot struct {
 	ttl time.Duration
 	nth int
 }
@@ -64,7 +62,7 @@ type sessions struct {
 	running sync.WaitGroup
 
 	mu      sync.Mutex
-	current map[place]*opening
+	current map[slot]*opening
 	all     map[*session]struct{} // that have not ended
 	taken   int                   // entries of all their held
 	closed  bool
@@ -77,7 +75,7 @@ func newSessions(c *connector, cfg *Config) *sessions {
 	ss := &sessions{
 		connector: c, spread: max(cfg.Sessions, 1), most: cmp.Or(cfg.MaxLocks, defaultMaxLocks),
 		report:  func(string, string, error) {},
-		current: make(map[place]*opening), all: make(map[*session]struct{}),
+		current: make(map[slot]*opening), all: make(map[*session]struct{}),
 	}
 	ss.ctx, ss.cancel = context.WithCancel(context.Background())
 	return ss
@@ -86,7 +84,7 @@ func newSessions(c *connector, cfg *Config) *sessions {
 // session returns the session for a lock, and makes it if need be. Its making goes on if ctx
 // ends: others may wait for it.
 func (ss *sessions) session(ctx context.Context, ttl time.Duration, number int64) (*session, error) {
-	at := place{ttl, int(uint64(number) % uint64(ss.spread))}
+	at := slot{ttl, int(uint64(number) % uint64(ss.spread))}
 	ss.mu.Lock()
 	o, err := ss.at(at)
 	ss.mu.Unlock()
@@ -101,8 +99,8 @@ func (ss *sessions) session(ctx context.Context, ttl time.Duration, number int64
 	}
 }
 
-// at is the session in a place, or the making of it. ss.mu is held.
-func (ss *sessions) at(at place) (*opening, error) {
+// at is the session in a slot, or the making of it. ss.mu is held.
+func (ss *sessions) at(at slot) (*opening, error) {
 	if ss.closed {
 		return nil, locker.ErrClosed
 	}
@@ -148,12 +146,12 @@ func (ss *sessions) makeRoom(ttl time.Duration) error {
 	return nil
 }
 
-// open makes a session for a place.
-func (ss *sessions) open(at place, o *opening) {
+// open makes a session for a slot.
+func (ss *sessions) open(at slot, o *opening) {
 	defer ss.running.Done()
 	name := sessionName(ss.connector.application(), at.ttl)
 	w, err := ss.connector.open(ss.ctx, setting{"application_name", name},
-		setting{"idle_session_timeout", strconv.FormatInt(at.ttl.Milliseconds(), 10)})
+		setting{"idle_session_timeout", milliseconds(at.ttl)})
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	defer close(o.done)
@@ -175,14 +173,14 @@ func (ss *sessions) open(at place, o *opening) {
 	}
 }
 
-func (ss *sessions) forget(at place, o *opening) {
+func (ss *sessions) forget(at slot, o *opening) {
 	if ss.current[at] == o {
 		delete(ss.current, at)
 	}
 }
 
 // gone takes note of a session's end, which is that of all its locks.
-func (ss *sessions) gone(at place, o *opening, err error) {
+func (ss *sessions) gone(at slot, o *opening, err error) {
 	s := o.s
 	ss.mu.Lock()
 	delete(ss.all, s)
@@ -287,7 +285,7 @@ func (ss *sessions) sweep(s *session) {
 }
 
 // holding is what others see of the session.
-func (s *session) holding() locker.Holding { return holding(fmt.Sprint(s.pid), s.name, 0) }
+func (s *session) holding() locker.Holding { return holding(s.pid, s.name, 0) }
 
 // close ends all sessions and waits for it until ctx ends.
 func (ss *sessions) close(ctx context.Context) error {
@@ -298,15 +296,5 @@ func (ss *sessions) close(ctx context.Context) error {
 		s.close()
 	}
 	ss.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		ss.running.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return errors.New("pglock: a session has not ended")
-	}
+	return awaitAll(ctx, &ss.running)
 }

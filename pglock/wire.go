@@ -38,7 +38,8 @@ type call struct {
 	number int64    // of a batched one
 	args   [][]byte // of another
 
-	after *call // is answered when this one, which undoes it, is
+	after *call  // is answered when this one, which undoes it, is
+	then  func() // is called after done is closed, by the reader: it must not block
 
 	done chan struct{}
 	rows [][][]byte // a batched call has its own row only
@@ -69,7 +70,7 @@ var errNotSent = errors.New("pglock: not sent")
 type wire struct {
 	conn  net.Conn
 	front *pgproto3.Frontend
-	pid   uint32
+	pid   string // of the server's process, also behind a pooler
 
 	// The hooks are called by the reader, without mu. They must not block.
 	onEnd    func(err error)     // once
@@ -84,6 +85,7 @@ type wire struct {
 	prepared map[string]bool // statements that the server knows, or is being told of
 	err      error           // the wire has ended
 	closing  bool            // by us
+	thens    []func()        // to be called when mu is free
 }
 
 // flown is one statement of a flight.
@@ -101,13 +103,13 @@ type flown struct {
 const writeBound = 5 * time.Second
 
 // newWire takes over an idle connection. The hooks have to be set before run.
-func newWire(c *pgconn.PgConn) (*wire, error) {
+func newWire(c *pgconn.PgConn, pid string) (*wire, error) {
 	h, err := c.Hijack()
 	if err != nil {
 		return nil, err
 	}
 	return &wire{
-		conn: h.Conn, front: h.Frontend, pid: h.PID,
+		conn: h.Conn, front: h.Frontend, pid: pid,
 		answered: time.Now(), prepared: make(map[string]bool),
 	}, nil
 }
@@ -115,11 +117,10 @@ func newWire(c *pgconn.PgConn) (*wire, error) {
 // start queues calls. If the wire has ended, they are answered at once.
 func (w *wire) start(calls ...*call) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.unlock()
 	if w.err != nil {
 		for _, c := range calls {
-			c.err = errors.Join(errNotSent, w.err)
-			close(c.done)
+			w.finish(c, errors.Join(errNotSent, w.err))
 		}
 		return
 	}
@@ -338,7 +339,7 @@ func (w *wire) row(values [][]byte) {
 // answered, and what has gathered is sent.
 func (w *wire) complete() {
 	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.unlock()
 	if w.landing == len(w.flight) {
 		return
 	}
@@ -359,26 +360,43 @@ func (w *wire) answer(f flown) {
 		f.err = fmt.Errorf("pglock: %d rows for %d numbers", len(f.rows), len(f.calls))
 	}
 	for i, c := range f.calls {
-		if c.after != nil {
+		switch {
+		case c.after != nil:
 			if f.err != nil { // what it was to undo is still there
 				_ = w.conn.Close()
 			}
-			close(c.after.done)
+			w.finish(c.after, c.after.err)
 			continue
-		}
-		switch c.err = f.err; {
 		case f.err != nil && f.stmt.undo != nil:
 			undo := newCall(f.stmt.undo, c.number)
-			undo.after = c
+			undo.after, c.err = c, f.err
 			w.queue = append(w.queue, undo)
 			continue
-		case f.err != nil:
-		case f.stmt.batched:
+		case f.stmt.batched && f.err == nil:
 			c.rows = f.rows[i : i+1]
 		default:
 			c.rows = f.rows
 		}
-		close(c.done)
+		w.finish(c, f.err)
+	}
+}
+
+// finish answers a call. w.mu is held.
+func (w *wire) finish(c *call, err error) {
+	c.err = err
+	close(c.done)
+	if c.then != nil {
+		w.thens = append(w.thens, c.then)
+	}
+}
+
+// unlock unlocks w.mu, and calls what is to follow the calls that were answered.
+func (w *wire) unlock() {
+	thens := w.thens
+	w.thens = nil
+	w.mu.Unlock()
+	for _, then := range thens {
+		then()
 	}
 }
 
@@ -398,8 +416,7 @@ func (w *wire) end(err error, fatal *pgconn.PgError) {
 		if c.after != nil {
 			c = c.after
 		}
-		c.err = err
-		close(c.done)
+		w.finish(c, err)
 	}
 	for _, f := range w.flight {
 		for _, c := range f.calls {
@@ -410,7 +427,7 @@ func (w *wire) end(err error, fatal *pgconn.PgError) {
 		fail(c, errors.Join(errNotSent, ended))
 	}
 	w.flight, w.queue, w.landing = nil, nil, 0
-	w.mu.Unlock()
+	w.unlock()
 	if w.onEnd != nil {
 		w.onEnd(ended)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-locker/locker"
 	_ "github.com/go-locker/locker/memlock"
+	_ "github.com/go-locker/locker/pglock"
 	_ "github.com/go-locker/locker/redislock"
 )
 

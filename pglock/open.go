@@ -1,0 +1,191 @@
+package pglock
+
+import (
+	"context"
+	"maps"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/go-locker/locker"
+)
+
+func init() {
+	locker.Register("postgres", open)
+	locker.Register("postgresql", open)
+}
+
+// own is the beginning of the parameters that are ours.
+const own = "locker_"
+
+// open opens a Locker on a pool of its own.
+func open(ctx context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker, error) {
+	if u.Fragment != "" {
+		// Most likely a password with a "#" that was not escaped, cut in two.
+		return nil, invalidf("the URL has a fragment")
+	}
+	query := u.Query()
+	p := parameters{}
+	for name := range query {
+		if strings.HasPrefix(name, own) {
+			p[name] = query.Get(name)
+			query.Del(name)
+		}
+	}
+	bare := *u
+	bare.RawQuery = query.Encode()
+	mode, known := modes[p.take("mode")]
+	if !known {
+		return nil, invalidf("the URL's query: locker_mode is advisory (a session holds the locks: it ends, and they are free), " +
+			"lease (rows of a table: through any pooler) or row (SELECT FOR UPDATE: a connection for each lock)")
+	}
+	make, err := mode(p, cfg.Config)
+	if err != nil {
+		return nil, err
+	}
+	if len(p) > 0 {
+		return nil, invalidf("the URL's query: unknown here: %s", strings.Join(slices.Sorted(maps.Keys(p)), ", "))
+	}
+	poolConfig, err := pgxpool.ParseConfig(bare.String())
+	if err != nil {
+		return nil, unread(bare, query)
+	}
+	if cfg.Dial != nil {
+		poolConfig.ConnConfig.DialFunc = cfg.Dial
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
+	if err != nil {
+		return nil, failed(err)
+	}
+	l, err := make(ctx, pool)
+	if err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// unread is the error for a URL that the driver does not take. Its text may quote any
+// piece of it, and so of a password that was not escaped.
+func unread(bare url.URL, query url.Values) error {
+	for name := range query {
+		without := maps.Clone(query)
+		without.Del(name)
+		bare.RawQuery = without.Encode()
+		if _, err := pgxpool.ParseConfig(bare.String()); err == nil && known(name) {
+			return invalidf("the URL's query: %s is malformed", name)
+		}
+	}
+	return invalidf("the URL is none that the driver takes: it is like postgres://user@host:5432/database?sslmode=disable")
+}
+
+// known reports whether the name of a parameter can be shown: it is no piece of a password.
+func known(name string) bool {
+	return strings.HasPrefix(name, "ssl") || strings.HasPrefix(name, "pool_") ||
+		slices.Contains([]string{"connect_timeout", "target_session_attrs", "default_query_exec_mode", "statement_cache_capacity"}, name)
+}
+
+// parameters are those of ours that nobody has taken yet.
+type parameters map[string]string
+
+func (p parameters) take(name string) string {
+	defer delete(p, own+name)
+	return p[own+name]
+}
+
+func (p parameters) number(name string) (n int, err error) {
+	if text := p.take(name); text != "" {
+		if n, err = strconv.Atoi(text); err != nil {
+			return 0, invalidf("the URL's query: locker_%s is a number", name)
+		}
+	}
+	return n, nil
+}
+
+func (p parameters) flag(name string) (on bool, err error) {
+	if text := p.take(name); text != "" {
+		if on, err = strconv.ParseBool(text); err != nil {
+			return false, invalidf("the URL's query: locker_%s is true or false", name)
+		}
+	}
+	return on, nil
+}
+
+// identifier reads "name" or "schema.name".
+func (p parameters) identifier(name string) pgx.Identifier {
+	if text := p.take(name); text != "" {
+		return strings.SplitN(text, ".", 2)
+	}
+	return nil
+}
+
+func (p parameters) clockToken() (bool, error) {
+	switch p.take("token") {
+	case "", "sequence":
+		return false, nil
+	case "clock":
+		return true, nil
+	}
+	return false, invalidf("the URL's query: locker_token is sequence or clock")
+}
+
+// modes read their parameters, and return what makes the Locker, which closes the pool.
+var modes = map[string]func(parameters, locker.Config) (func(context.Context, *pgxpool.Pool) (locker.Locker, error), error){
+	"advisory": openAdvisory,
+	"lease":    openLease,
+	"row":      openRow,
+}
+
+func openAdvisory(p parameters, cfg locker.Config) (func(context.Context, *pgxpool.Pool) (locker.Locker, error), error) {
+	c := &Config{Config: cfg, Namespace: p.take("namespace"), Sequence: p.identifier("sequence")}
+	var err [4]error
+	c.Create, err[0] = p.flag("create")
+	c.ClockToken, err[1] = p.clockToken()
+	c.Sessions, err[2] = p.number("sessions")
+	c.MaxLocks, err[3] = p.number("max_locks")
+	for _, err := range err {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return func(ctx context.Context, pool *pgxpool.Pool) (locker.Locker, error) {
+		return newLocker(ctx, pool, c, pool.Close)
+	}, nil
+}
+
+func openLease(p parameters, cfg locker.Config) (func(context.Context, *pgxpool.Pool) (locker.Locker, error), error) {
+	c := &LeaseConfig{Config: cfg, Table: p.identifier("table")}
+	create, err := p.flag("create")
+	if err != nil {
+		return nil, err
+	}
+	c.Create = create
+	address := p.take("listen")
+	if address != "" {
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			return nil, invalidf("the URL's query: locker_listen is host:port")
+		}
+	}
+	return func(ctx context.Context, pool *pgxpool.Pool) (locker.Locker, error) {
+		return NewLease(ctx, pool, c)
+	}, nil
+}
+
+func openRow(p parameters, cfg locker.Config) (func(context.Context, *pgxpool.Pool) (locker.Locker, error), error) {
+	c := &RowConfig{Config: cfg, Table: p.identifier("table"), Sequence: p.identifier("sequence")}
+	var err error
+	if c.Create, err = p.flag("create"); err != nil {
+		return nil, err
+	}
+	if c.ClockToken, err = p.clockToken(); err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, pool *pgxpool.Pool) (locker.Locker, error) {
+		return newRowLocker(ctx, pool, c, pool.Close)
+	}, nil
+}

@@ -1,0 +1,311 @@
+package pglock
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/go-locker/locker"
+)
+
+//go:embed row_insert.sql
+var rowInsertSQL string
+
+//go:embed row_take.sql
+var rowTakeSQL string
+
+//go:embed row_claim.sql
+var rowClaimSQL string
+
+//go:embed row_who.sql
+var rowWhoSQL string
+
+//go:embed row_end.sql
+var rowEndSQL string
+
+// RowConfig configures a Locker on row locks. A nil *RowConfig stands for the defaults.
+type RowConfig struct {
+	locker.Config
+
+	// Table is the table whose rows are locked, as in LeaseConfig.Table. Nil: locker_row.
+	Table pgx.Identifier
+
+	// Sequence, Create and ClockToken are as in Config; Create makes the table too.
+	Sequence   pgx.Identifier
+	Create     bool
+	ClockToken bool
+}
+
+// NewRow returns a Locker that locks rows of a table by SELECT FOR UPDATE, each in a
+// transaction that stays open while the lock is held, on a session of its own. The
+// sessions are made with the settings of pool, which also serves to look at locks for
+// operators, and never closed. It blocks for a few requests, until ctx ends. Bad settings
+// are locker.ErrInvalid, before anything is sent.
+func NewRow(ctx context.Context, pool *pgxpool.Pool, cfg *RowConfig) (locker.Locker, error) {
+	return newRowLocker(ctx, pool, cfg, nil)
+}
+
+func newRowLocker(ctx context.Context, pool *pgxpool.Pool, cfg *RowConfig, owned func()) (locker.Locker, error) {
+	if cfg == nil {
+		cfg = &RowConfig{}
+	}
+	b, err := newRow(ctx, pool, cfg)
+	if err != nil {
+		return nil, err
+	}
+	b.owned = owned
+	return withBackend(b, &cfg.Config)
+}
+
+// NewRowBackend returns the Backend of NewRow, for wrapping it. It makes no use of the
+// embedded locker.Config.
+func NewRowBackend(ctx context.Context, pool *pgxpool.Pool, cfg *RowConfig) (locker.Backend, error) {
+	if cfg == nil {
+		cfg = &RowConfig{}
+	}
+	return newRow(ctx, pool, cfg)
+}
+
+// row implements locker.Backend by row locks.
+type row struct {
+	*solos
+	pool  *pgxpool.Pool
+	clock bool
+	owned func() // closes the pool, if Open made it
+
+	insert, take, await, mint command
+	whoSQL, endSQL            string
+}
+
+var (
+	_ locker.Backend    = (*row)(nil)
+	_ locker.Queuer     = (*row)(nil)
+	_ locker.LossPusher = (*row)(nil)
+	_ locker.Inspector  = (*row)(nil)
+	_ locker.Closer     = (*row)(nil)
+)
+
+var (
+	begin    = command{name: "begin", sql: "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"}
+	rollback = command{name: "rollback", sql: "ROLLBACK"}
+	claim    = command{name: "claim", sql: text(rowClaimSQL)}
+
+	// A crash that takes the commit back has ended the lock too: nobody needs to wait
+	// for the disk.
+	hasten = command{name: "hasten", sql: "SET LOCAL synchronous_commit = off"}
+	commit = command{name: "commit", sql: "COMMIT"}
+)
+
+func newRow(ctx context.Context, pool *pgxpool.Pool, cfg *RowConfig) (*row, error) {
+	if pool == nil {
+		return nil, invalidf("no Postgres pool")
+	}
+	table, err := nameOr("Table", cfg.Table, "locker_row")
+	if err != nil {
+		return nil, err
+	}
+	sequence, err := nameOr("Sequence", cfg.Sequence, "locker_token")
+	if err != nil {
+		return nil, err
+	}
+	c := newConnector(pool)
+	ss := newSolos(c)
+	s, err := ss.borrow(ctx) // the first one finds out whether there can be any
+	if err != nil {
+		return nil, errors.Join(err, ss.close(ctx))
+	}
+	ss.giveBack(s)
+	token, err := c.tokens(ctx, sequence, cfg.ClockToken, cfg.Create, rowTable(table))
+	if err != nil {
+		return nil, errors.Join(err, ss.close(ctx))
+	}
+	sql := func(file string) string { return statement(file, "locker_row", table) }
+	return &row{
+		solos: ss, pool: pool, clock: cfg.ClockToken,
+		insert: command{name: "insert", sql: sql(rowInsertSQL)},
+		take:   command{name: "take", sql: sql(rowTakeSQL)},
+		await:  command{name: "await", sql: strings.Replace(sql(rowTakeSQL), " NOWAIT", "", 1)},
+		mint:   command{name: "mint", sql: "SELECT " + token},
+		whoSQL: sql(rowWhoSQL), endSQL: sql(rowEndSQL),
+	}, nil
+}
+
+// Info implements locker.Backend.
+func (b *row) Info() locker.Info {
+	can := locker.CapExclusive | locker.CapToken | locker.CapHolder | locker.CapSessionHolder | locker.CapWakeUp |
+		locker.CapFIFO | locker.CapPushLoss | locker.CapExpiry | locker.CapInspect
+	if b.clock {
+		can |= locker.CapClockToken
+	}
+	return locker.Info{
+		Name: "postgres row", Can: can, Unit: time.Millisecond, MinTTL: minSessionTTL,
+		Deadlines: true,
+	}
+}
+
+// OnLoss implements locker.LossPusher.
+func (b *row) OnLoss(report func(key, owner string, err error)) { b.report = report }
+
+// TryAcquire implements locker.Backend.
+func (b *row) TryAcquire(ctx context.Context, req locker.Request) (locker.Grant, error) {
+	for {
+		g, err := b.try(ctx, req)
+		if err != errDeleted && err != errStranded {
+			return g, err
+		}
+	}
+}
+
+// errDeleted: the row was there, and then it was not.
+var errDeleted = errors.New("pglock: the row was deleted")
+
+func (b *row) try(ctx context.Context, req locker.Request) (locker.Grant, error) {
+	if req.Mode != locker.ModeExclusive {
+		return nil, locker.ErrUnsupported
+	}
+	s, err := b.borrow(ctx)
+	if err != nil {
+		return nil, err
+	}
+	g := b.grant(s, req)
+	g.taking = newCallWith(&b.take, req.Key, milliseconds(req.TTL), sessionName(b.connector.application(), req.TTL))
+	b.hold(s, g)
+	s.start(newCallWith(&b.insert, req.Key), newCallWith(&begin), g.taking)
+	err = s.await(ctx, g.taking)
+	switch {
+	case err == errStranded:
+		return nil, err
+	case err == nil && len(g.taking.rows) > 0:
+		return b.minted(ctx, g)
+	case err != nil && err == ctx.Err():
+		return g, err
+	}
+	// Nothing was taken: the transaction has failed, or is empty.
+	if err := g.Release(ctx); err != nil && s.ended() == nil {
+		s.close()
+	}
+	switch {
+	case hasCode(err, "55P03"):
+		return nil, b.refusal(ctx, req.Key)
+	case err == nil:
+		return nil, errDeleted
+	}
+	return nil, locker.NoEffect(failed(err))
+}
+
+func (b *row) grant(s *solo, req locker.Request) *soloGrant {
+	return &soloGrant{
+		ss: b.solos, s: s, key: req.Key, owner: req.Owner, ttl: req.TTL,
+		give: func() []*call { return []*call{newCallWith(&hasten), newCallWith(&commit)} },
+		drop: func() []*call { return []*call{newCallWith(&rollback)} },
+	}
+}
+
+// minted gives the grant its token. It comes from another session, in a transaction of its
+// own: that of the lock ends with it, and a crash would take the token back with it.
+func (b *row) minted(ctx context.Context, g *soloGrant) (locker.Grant, error) {
+	s, err := b.borrow(ctx)
+	if err != nil {
+		return g, err
+	}
+	c := newCallWith(&b.mint)
+	c.then = func() { b.giveBack(s) }
+	s.start(c)
+	if err := wait(ctx, c); err != nil {
+		return g, failed(err)
+	}
+	g.token, err = strconv.ParseUint(string(c.rows[0][0]), 10, 64)
+	return g, err
+}
+
+// refusal is the error for a key whose row somebody has locked.
+func (b *row) refusal(ctx context.Context, key string) error {
+	held := new(locker.HeldError)
+	s, err := b.borrow(ctx)
+	if err != nil {
+		return held
+	}
+	c := newCallWith(&command{name: "who", sql: b.whoSQL}, key)
+	c.then = func() { b.giveBack(s) }
+	s.start(c)
+	if wait(ctx, c) == nil && len(c.rows) > 0 {
+		if h := holdingOf(c.rows[0][1:]); h != nil {
+			held.Holder, held.Remaining = h.Holder, h.Remaining
+		}
+	}
+	return held
+}
+
+// Enqueue implements locker.Queuer: the server keeps the line of those who wait for a row.
+// The wait takes a session, and ends with it.
+func (b *row) Enqueue(ctx context.Context, req locker.Request) (locker.Place, error) {
+	s, err := b.borrow(ctx)
+	if err != nil {
+		return nil, err
+	}
+	g := b.grant(s, req)
+	name := sessionName(b.connector.application(), req.TTL)
+	return b.enqueue(&place{
+		g: g,
+		wait: func() []*call {
+			return []*call{
+				newCallWith(&b.insert, req.Key), newCallWith(&begin),
+				newCallWith(&b.await, req.Key, milliseconds(reservation), name),
+			}
+		},
+		again: func() []*call { return []*call{newCallWith(&rollback)} },
+		claim: func(ctx context.Context) (locker.Grant, error) {
+			if err := s.do(ctx, newCallWith(&claim, milliseconds(req.TTL))); err != nil {
+				return g, failed(err)
+			}
+			return b.minted(ctx, g)
+		},
+		refusal: func(ctx context.Context) error { return b.refusal(ctx, req.Key) },
+	}), nil
+}
+
+// Inspect implements locker.Inspector.
+func (b *row) Inspect(ctx context.Context, key string) (h locker.Holding, err error) {
+	err = b.who(ctx, func(_ string, found locker.Holding) bool {
+		h = found
+		return true
+	}, key)
+	return h, err
+}
+
+// List implements locker.Inspector.
+func (b *row) List(ctx context.Context, yield func(key string, h locker.Holding) bool) error {
+	return b.who(ctx, yield, nil)
+}
+
+func (b *row) who(ctx context.Context, yield func(key string, h locker.Holding) bool, key any) error {
+	return each(ctx, b.pool, func(r [][]byte) bool { return yield(string(r[0]), *holdingOf(r[1:])) }, b.whoSQL, key)
+}
+
+// ForceRelease implements locker.Inspector. It ends the session that has locked the row.
+func (b *row) ForceRelease(ctx context.Context, key, holder string) (done bool, err error) {
+	pid, application, ok := parseHolder(holder)
+	if !ok {
+		return false, nil
+	}
+	err = each(ctx, b.pool, func([][]byte) bool {
+		done = true
+		return true
+	}, b.endSQL, key, pid, application)
+	return done, err
+}
+
+// Close implements locker.Closer.
+func (b *row) Close(ctx context.Context) error {
+	err := b.solos.close(ctx)
+	if b.owned != nil {
+		b.owned()
+	}
+	return err
+}

@@ -1,0 +1,298 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/go-locker/locker"
+)
+
+// solos are sessions that serve one grant, or one waiter, at a time.
+type solos struct {
+	connector *connector
+	report    func(key, owner string, err error)
+
+	ctx     context.Context // ends with the backend
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+
+	mu      sync.Mutex
+	spare   []*solo             // idle, the latest last
+	all     map[*solo]struct{}  // that have not ended
+	places  map[*place]struct{} // that wait
+	lookout bool                // somebody looks after them
+	closed  bool
+}
+
+// solo is such a session.
+type solo struct {
+	*wire
+	used  bool       // before, by somebody else
+	grant *soloGrant // guarded by solos.mu; nil: none that can be lost
+}
+
+const (
+	// maxSpare is how many idle sessions are kept, and spareFor how long: the server ends
+	// them then.
+	maxSpare = 4
+	spareFor = time.Minute
+
+	// reservation is how long the server waits for a waiter whose turn has come to claim
+	// its lock.
+	reservation = 2 * time.Second
+)
+
+func newSolos(c *connector) *solos {
+	ss := &solos{connector: c, report: func(string, string, error) {}, all: make(map[*solo]struct{}), places: make(map[*place]struct{})}
+	ss.ctx, ss.cancel = context.WithCancel(context.Background())
+	return ss
+}
+
+// borrow returns an idle session. It blocks until one is made, or ctx ends: nothing is
+// taken then.
+func (ss *solos) borrow(ctx context.Context) (*solo, error) {
+	ss.mu.Lock()
+	for len(ss.spare) > 0 {
+		s := ss.spare[len(ss.spare)-1]
+		ss.spare = ss.spare[:len(ss.spare)-1]
+		if s.ended() == nil && s.idle() < spareFor/2 {
+			ss.mu.Unlock()
+			return s, nil
+		}
+		s.close()
+	}
+	if ss.closed {
+		ss.mu.Unlock()
+		return nil, locker.Permanent(locker.ErrClosed)
+	}
+	ss.running.Add(1)
+	ss.mu.Unlock()
+	type result struct {
+		s   *solo
+		err error
+	}
+	made := make(chan result, 1)
+	go func() {
+		defer ss.running.Done()
+		s, err := ss.open()
+		made <- result{s, err}
+	}()
+	select {
+	case r := <-made:
+		return r.s, r.err
+	case <-ctx.Done():
+		go func() {
+			if r := <-made; r.err == nil {
+				ss.giveBack(r.s)
+			}
+		}()
+		return nil, locker.NoEffect(ctx.Err())
+	}
+}
+
+func (ss *solos) open() (*solo, error) {
+	w, err := ss.connector.open(ss.ctx, setting{"idle_session_timeout", milliseconds(spareFor)})
+	if err != nil {
+		return nil, err
+	}
+	s := &solo{wire: w}
+	w.onEnd = func(err error) { ss.gone(s, err) }
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	ss.all[s] = struct{}{}
+	ss.running.Add(1)
+	go func() {
+		defer ss.running.Done()
+		w.run()
+	}()
+	if ss.closed {
+		w.close()
+		return nil, locker.Permanent(locker.ErrClosed)
+	}
+	return s, nil
+}
+
+// giveBack returns a session that is outside of a transaction.
+func (ss *solos) giveBack(s *solo) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if ss.closed || len(ss.spare) >= maxSpare || s.ended() != nil {
+		s.close()
+		return
+	}
+	ss.spare = append(ss.spare, s)
+}
+
+// errStranded: an idle session did not answer. It is given up: that ends what it has begun.
+var errStranded = locker.NoEffect(errors.New("pglock: an idle session has lost its server"))
+
+// await waits for an answer. If the session has been idle, it may have lost its server
+// meanwhile: an answer that comes late is not waited for then, because a new session can
+// have one sooner.
+func (s *solo) await(ctx context.Context, c *call) error {
+	if !s.used {
+		s.used = true
+		return wait(ctx, c)
+	}
+	brief, cancel := context.WithTimeout(ctx, stuckAfter)
+	defer cancel()
+	err := wait(brief, c)
+	if err != nil && err == brief.Err() && ctx.Err() == nil {
+		s.close()
+		return errStranded
+	}
+	return err
+}
+
+// hold notes that the session's end is the loss of g; nil: of nothing.
+func (ss *solos) hold(s *solo, g *soloGrant) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	s.grant = g
+}
+
+// gone takes note of a session's end.
+func (ss *solos) gone(s *solo, err error) {
+	ss.mu.Lock()
+	delete(ss.all, s)
+	g := s.grant
+	s.grant = nil
+	ss.mu.Unlock()
+	if g != nil {
+		ss.report(g.key, g.owner, &locker.LostError{Reason: locker.ReasonSession, Err: err})
+	}
+}
+
+// close ends all sessions and waits for it until ctx ends.
+func (ss *solos) close(ctx context.Context) error {
+	ss.cancel()
+	ss.mu.Lock()
+	ss.closed, ss.spare = true, nil
+	for s := range ss.all {
+		s.close()
+	}
+	ss.mu.Unlock()
+	return awaitAll(ctx, &ss.running)
+}
+
+// awaitAll waits for what runs, until ctx ends.
+func awaitAll(ctx context.Context, running *sync.WaitGroup) error {
+	done := make(chan struct{})
+	go func() {
+		running.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return errors.New("pglock: a session has not ended")
+	}
+}
+
+// soloGrant is a lock on a session of its own.
+type soloGrant struct {
+	ss    *solos
+	s     *solo
+	key   string
+	owner string
+	ttl   time.Duration
+	token uint64
+
+	taking *call          // has the lock if it has a row
+	give   func() []*call // makes the calls that give it back; the first one's answer counts
+	drop   func() []*call // those that end a taking that has failed
+
+	mu      sync.Mutex
+	giving  *call
+	doubted bool // its answer never came, and that was said
+}
+
+// Token implements locker.Grant.
+func (g *soloGrant) Token() uint64 { return g.token }
+
+// Lease implements locker.Grant.
+func (g *soloGrant) Lease() locker.Lease { return locker.Lease{TTL: g.ttl} }
+
+// Renew implements locker.Grant.
+func (g *soloGrant) Renew(ctx context.Context, ttl time.Duration) (locker.Lease, error) {
+	if ttl != g.ttl {
+		return locker.Lease{}, locker.ErrUnsupported
+	}
+	err := g.s.do(ctx, newCallWith(&signOfLife))
+	g.mu.Lock()
+	given := g.giving != nil
+	g.mu.Unlock()
+	switch {
+	case given:
+		return locker.Lease{}, &locker.LostError{Reason: locker.ReasonExpired}
+	case g.s.ended() != nil:
+		return locker.Lease{}, &locker.LostError{Reason: locker.ReasonSession, Err: g.s.ended()}
+	case err != nil:
+		return locker.Lease{}, failed(err)
+	}
+	return locker.Lease{TTL: g.ttl}, nil
+}
+
+// Release implements locker.Grant. What it sends stays on its way when ctx ends; a
+// repetition waits for its answer.
+func (g *soloGrant) Release(ctx context.Context) error {
+	if err := wait(ctx, g.taking); err != nil && err == ctx.Err() {
+		return err
+	}
+	got := g.taking.err == nil && len(g.taking.rows) > 0
+	g.mu.Lock()
+	if g.giving == nil {
+		g.ss.hold(g.s, nil)
+		calls := g.drop
+		if got {
+			calls = g.give
+		}
+		all := calls()
+		last := all[len(all)-1]
+		last.then = func() {
+			if last.err == nil {
+				g.ss.giveBack(g.s)
+			} else {
+				g.s.close()
+			}
+		}
+		g.giving = all[0]
+		g.s.start(all...)
+	}
+	g.mu.Unlock()
+	err := wait(ctx, g.giving)
+	refused := (*pgconn.PgError)(nil)
+	switch {
+	case err != nil && err == ctx.Err():
+		return err
+	case !got:
+		return nil // its session has ended, or nothing was taken
+	case errors.As(err, &refused) && g.s.ended() == nil:
+		return failed(err)
+	}
+	return afterEnd(err, &g.mu, &g.doubted)
+}
+
+// afterEnd is what a release comes to whose session has ended: a loss if it was not sent.
+// If it was, nobody knows what came first; once that was said, it is over in any case.
+func afterEnd(err error, mu *sync.Mutex, doubted *bool) error {
+	mu.Lock()
+	defer mu.Unlock()
+	if err == nil || errors.Is(err, errNotSent) || *doubted {
+		return lostSession(err)
+	}
+	*doubted = true
+	return err
+}
+
+func lostSession(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &locker.LostError{Reason: locker.ReasonSession, Err: err}
+}
