@@ -19,9 +19,11 @@ type Case struct {
 	Level Level
 
 	// Needs and Uses are what the Locker has to declare, and what the Harness
-	// has to offer, for the case to run. Otherwise it is skipped.
-	Needs locker.Capability
-	Uses  Part
+	// has to offer, for the case to run. Otherwise it is skipped, as it is on a
+	// Locker that declares one of Except: they promise less where the case looks.
+	Needs  locker.Capability
+	Uses   Part
+	Except locker.Capability
 
 	// Cites are ids of failures seen in the field that the case would have
 	// found; docs/contract.md has a line about each.

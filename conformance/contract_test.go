@@ -114,6 +114,9 @@ func TestContractPage_isUpToDate(t *testing.T) {
 			if c.Needs != 0 {
 				needs = slices.Insert(needs, 0, c.Needs.String())
 			}
+			if c.Except != 0 {
+				needs = append(needs, "no "+c.Except.String())
+			}
 			return strings.Join(needs, ", ")
 		},
 	}).ParseFiles("testdata/contract.md.tmpl")

@@ -210,7 +210,7 @@ func lateGrant(t *trial) {
 	t.must(within(trying, 2*t.ttl+prompt), "an answer", "none")
 	t.want(k == nil, "no grant when its lease is over", "a lock, Err: %v", errOf(k))
 	if k == nil && !errors.Is(err, locker.ErrHeld) { // held: the other one was first
-		t.wantLostError(err, locker.ReasonExpired)
+		t.wantLostError(err, t.orSession(locker.ReasonExpired)...)
 	}
 	t.wantAlive(next)
 	t.wantHeldBy(next)

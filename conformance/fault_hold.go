@@ -71,19 +71,20 @@ func strandedConnections(t *trial) {
 	k := t.take(l, t.key(), locker.WithTTL(2*t.ttl))
 	t.renewedNow(k)
 	net.Strand()
-	t.survives(k)
+	t.survives(k, locker.ReasonExpired) // nobody can have told the loss of a session
 	t.connected(l)
 }
 
 // survives checks that k is held on after a fault that passed. Where the store's
-// session is bound to a connection, it may be lost with it: then that was told.
-func (t *trial) survives(k locker.Lock) {
+// session is bound to a connection, it may be lost with it: then that was told, or one
+// of the other reasons, and the key is free when the store has noticed too.
+func (t *trial) survives(k locker.Lock, others ...locker.Reason) {
 	first := k.Deadline()
 	for range 6 {
 		t.pass(k.TTL() / 3)
-		if k.Err() != nil && t.can(locker.CapPushLoss) {
-			t.wantLost(k, 0, locker.ReasonSession)
-			t.wantFree(k.Key())
+		if k.Err() != nil && t.onConnections() {
+			t.wantLost(k, 0, t.orSession(others...)...)
+			t.release(t.wait(t.bystander(), k.Key()).served(k.TTL() + prompt))
 			return
 		}
 		t.wantAlive(k)
@@ -147,7 +148,7 @@ func serverFrozen(t *trial) {
 			t.resumeServer()
 		}
 	}
-	t.wantLost(k, k.TTL()+prompt, locker.ReasonExpired)
+	t.wantLost(k, k.TTL()+prompt, t.orSession(locker.ReasonExpired)...)
 	lead := time.Until(end)
 	t.resumeServer()
 	t.figure("lead of Done before the end of the lease, server frozen", lead)

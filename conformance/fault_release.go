@@ -41,7 +41,7 @@ func releaseIntoABlackHole(t *trial) {
 		took := time.Since(start)
 		t.want(took < most+prompt, "an end of the call", "%v", took)
 		t.want(err != nil, "an error: nothing has arrived", "Release: nil")
-		if !t.can(locker.CapPushLoss) { // a session may have been lost meanwhile
+		if !t.onConnections() { // a session may have been lost meanwhile
 			t.wantNoMatch(err, locker.ErrLost)
 		}
 		t.want(k.Err() != nil, "a lock that is over", "Err: nil")
@@ -62,7 +62,7 @@ func (t *trial) releasedAgain(k locker.Lock) {
 			break
 		}
 	}
-	t.want(done || t.can(locker.CapPushLoss), "nil from a Release when the network is back", "Release: %v", err)
+	t.want(done || t.onConnections(), "nil from a Release when the network is back", "Release: %v", err)
 }
 
 // releaseRetried lets the work of the first Release come to its end without success.
@@ -72,7 +72,7 @@ func releaseRetried(t *trial) {
 	outage(net, faultnet.Refused)
 	err := k.Release(t.ctx)
 	t.want(err != nil, "an error: nothing has arrived", "Release: nil")
-	if !t.can(locker.CapPushLoss) {
+	if !t.onConnections() {
 		t.wantNoMatch(err, locker.ErrLost)
 		before := t.wantHeldBy(k)
 		t.pass(t.ttl / 4)

@@ -78,6 +78,10 @@ var grantCases = []Case{{
 	ID: "G5/held-error", Rule: ruleTry, Needs: locker.CapExclusive | locker.CapHolder,
 	run: heldError,
 }, {
+	ID: "G5/session-holder", Rule: "Where a session of the store is shown as the holder, it is the one that has the key now, and Inspect shows the same.",
+	Needs: locker.CapExclusive | locker.CapHolder | locker.CapSessionHolder,
+	run:   sessionHolder,
+}, {
 	ID: "G6/dead-context", Rule: ruleDeadCtx, Cites: []string{"C03"},
 	run: deadContext,
 }, {
@@ -356,8 +360,10 @@ func labelShown(t *trial) {
 		if label != "" {
 			want += " " + label
 		}
-		held := t.wantHeld(k.Key())
-		t.want(held.Holder == want, fmt.Sprintf("%q", want), "HeldError.Holder: %q", held.Holder)
+		// A session has no label; then it is enough that a labelled lock can be had.
+		if held := t.wantHeld(k.Key()); !t.can(locker.CapSessionHolder) {
+			t.want(held.Holder == want, fmt.Sprintf("%q", want), "HeldError.Holder: %q", held.Holder)
+		}
 		t.release(k)
 		t.wantFree(k.Key())
 	}
@@ -446,6 +452,23 @@ func heldError(t *trial) {
 	if t.can(locker.CapExpiry) {
 		t.want(held.Remaining > long-prompt && held.Remaining <= k.TTL(),
 			fmt.Sprintf("what remains of %v", k.TTL()), "HeldError.Remaining: %v", held.Remaining)
+	}
+}
+
+// sessionHolder passes one key from one Locker to another and back.
+func sessionHolder(t *trial) {
+	a, b, key := t.open(), t.open(), t.key()
+	var before string
+	for i := range 4 {
+		k := t.take([]locker.Locker{a, b}[i%2], key, locker.WithTTL(long))
+		held := t.wantHeldBy(k)
+		t.want(held.Holder != before, "a session of its own for each Locker", "HeldError.Holder: %q again", before)
+		if t.can(locker.CapInspect) {
+			h, err := t.inspector(t.bystander()).Inspect(t.ctx, key)
+			t.want(err == nil && h.Holder == held.Holder, fmt.Sprintf("the holder %q", held.Holder), "Inspect: %+v, %v", h, err)
+		}
+		before = held.Holder
+		t.release(k)
 	}
 }
 

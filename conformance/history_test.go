@@ -46,6 +46,14 @@ func TestHistory_ofACorrectLockHasNoViolation(t *testing.T) {
 	}
 }
 
+func TestHistory_ofLocksOnSessionsHasNoViolation(t *testing.T) { // R4
+	for seed := range uint64(20) {
+		r := history(t, seed, onSessions)
+		require.Empty(t, r.Violations, "%v", r)
+		require.Greater(t, r.Grants, 20, "%v", r)
+	}
+}
+
 // Locks that programs have had instead of one.
 var controls = map[string]func(*world){
 	"no lock": func(w *world) { w.apart = true },

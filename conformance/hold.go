@@ -15,6 +15,7 @@ const (
 	ruleDeadline   = "Deadline = monotonic instant just before the last request that really set or refreshed the lease was sent + TTL − margin (TTL/20, at least 5 ms, at most 250 ms, never over TTL/4)."
 	ruleLossInTime = "Done is closed, and Err is ErrLost, no later than Deadline. Err compares the clock when called."
 	ruleNotYours   = "\"Not yours\" is a loss at once, with its reason (expired, taken, session ended, max hold, closed)."
+	rulePushed     = "A store session that dies (Postgres backend killed, etcd lease revoked) is noticed by push, not at the next renewal."
 	ruleEnds       = "A normal release closes Done too; Err tells them apart."
 	ruleWithLock   = "WithLock's ctx is cancelled with that cause."
 	ruleDo         = "Do releases when fn returns, panics or calls runtime.Goexit, and joins fn's error, first, with the release's."
@@ -75,6 +76,9 @@ var holdCases = []Case{{
 }, {
 	ID: "H4/do-panics", Rule: ruleDo, Cites: []string{"C27"},
 	run: doPanics,
+}, {
+	ID: "H5/pushed", Rule: rulePushed, Needs: locker.CapInspect | locker.CapPushLoss,
+	run: lossPushed,
 }}
 
 func renewed(t *trial) {
@@ -111,15 +115,15 @@ func notAdopted(t *trial) {
 	t.forceRelease(k.Key())
 	next := t.take(t.open(), k.Key(), locker.WithTTL(2*t.ttl), locker.WithoutRenewal())
 	end := time.Now().Add(next.TTL()) // of its lease in the store, at the latest
-	t.wantLost(k, k.TTL()+prompt, locker.ReasonTaken, locker.ReasonExpired)
-	if next.Err() == nil {
+	t.wantLost(k, k.TTL()+prompt, t.orSession(locker.ReasonTaken, locker.ReasonExpired)...)
+	if next.Err() == nil && !t.can(locker.CapSessionHolder) { // what remains is the session's, which anything may refresh
 		atMost := time.Until(end) + t.unit()
 		held := t.wantHeldBy(next)
 		t.want(held.Remaining <= atMost, "a lease that nobody has renewed",
 			"%v left instead of at most %v", held.Remaining, atMost)
 	}
 	t.wantLostError(k.Release(t.ctx))
-	t.wantLost(next, next.TTL()+prompt, locker.ReasonExpired)
+	t.wantLost(next, next.TTL()+prompt, t.orSession(locker.ReasonExpired)...)
 }
 
 func expiredIsNotExtended(t *trial) {
@@ -399,4 +403,15 @@ func doPanics(t *trial) {
 		_ = locker.Do(t.ctx, l, key, body(runtime.Goexit), locker.WithTTL(long))
 	})
 	t.wantFree(key)
+}
+
+// lossPushed takes a key away from a holder whose next renewal is far.
+func lossPushed(t *trial) {
+	k := t.take(t.open(), t.key(), locker.WithTTL(long))
+	start := time.Now()
+	t.forceRelease(k.Key())
+	t.wantLost(k, prompt, locker.ReasonExpired, locker.ReasonTaken, locker.ReasonSession)
+	t.figure("told of the loss by push", time.Since(start))
+	t.wantLostError(k.Release(t.ctx))
+	t.wantFree(k.Key())
 }

@@ -251,6 +251,24 @@ var mutants = []mutant{
 		}
 	}},
 
+	// --- The part of a store whose locks stand on sessions ---
+	{"end-on-a-live-session-not-given-back", "R4/ends-beside-others", func(w *world) {
+		onSessions(w)
+		info := w.info
+		w.info = func(i *locker.Info) {
+			info(i)
+			i.Multiplexed = false
+		}
+	}},
+	{"session-takes-one-lock-with-it", "R4/lost-session", func(w *world) { withSessions(w).single = true }},
+	{"ended-session-used-on", "R4/lost-session", func(w *world) { withSessions(w).clung = true }},
+	{"session-re-entrant", "R1/late-in-same-locker", func(w *world) {
+		withSessions(w).reentrant = true
+		w.since = time.Now // what it gets again has a life of its own
+	}},
+	{"holder-who-let-go", "G5/session-holder", func(w *world) { withSessions(w).first = make(map[string]string) }},
+	{"loss-not-pushed", "H5/pushed", func(w *world) { withSessions(w).mute = true }},
+
 	// --- The Locker's part ---
 	{"acquire-context-ends-hold", "G2/acquire-context-ends", func(w *world) {
 		w.locker = lockers(func(l locker.Locker, _ int) wrapped {

@@ -10,6 +10,7 @@ import (
 const (
 	ruleThisGrant = "Acts on this grant only. Nil once released, nil again; ErrLost if it had been lost."
 	ruleDetached  = "The work runs detached; the caller waits until ctx ends (an already ended ctx counts as none)."
+	ruleShared    = "Where one session or lease serves many locks, the Deadline of a lock without renewal and MaxHold end it all the same, and the others live on."
 	rulePush      = "The next waiter is woken by push."
 )
 
@@ -22,6 +23,9 @@ var releaseCases = []Case{{
 }, {
 	ID: "R1/late", Rule: ruleThisGrant, Needs: locker.CapExclusive | locker.CapExpiry, Cites: []string{"C18", "C19"},
 	run: releaseLate,
+}, {
+	ID: "R1/late-in-same-locker", Rule: ruleThisGrant, Needs: locker.CapExclusive | locker.CapExpiry, Cites: []string{"C18", "C94"},
+	run: releaseLateInSameLocker,
 }, {
 	ID: "R1/around-expiry", Rule: ruleThisGrant, Needs: locker.CapExclusive | locker.CapExpiry, Cites: []string{"C18"},
 	run: releaseAroundExpiry,
@@ -46,6 +50,13 @@ var releaseCases = []Case{{
 }, {
 	ID: "R3/many-waiters", Rule: rulePush, Needs: locker.CapExclusive | locker.CapWakeUp, Cites: []string{"C55"},
 	run: manyWaiters,
+}, {
+	ID: "R4/ends-beside-others", Rule: ruleShared, Needs: locker.CapExclusive | locker.CapExpiry, Cites: []string{"C48"},
+	run: endsBesideOthers,
+}, {
+	ID: "R4/lost-session", Rule: "The locks of a session that is lost are lost, all of them and no others; the next ones stand on another session.",
+	Needs: locker.CapExclusive | locker.CapPushLoss | locker.CapInspect | locker.CapSessionHolder,
+	run:   lostSession,
 }}
 
 func releaseTwice(t *trial) {
@@ -85,6 +96,23 @@ func releaseLate(t *trial) {
 	}
 	t.wantAlive(next)
 	t.release(next)
+}
+
+// releaseLateInSameLocker has the next holder on the same session of the store, if there
+// are any.
+func releaseLateInSameLocker(t *trial) {
+	l := t.open()
+	k := t.take(l, t.key(), locker.WithoutRenewal())
+	next := t.waitInLine(l, k.Key()).served(k.TTL() + prompt)
+	for range 2 {
+		t.wantLostError(k.Release(t.ctx), locker.ReasonExpired, locker.ReasonTaken)
+		t.wantHeldBy(next)
+	}
+	t.pass(next.TTL()) // whatever is done about the first one is done by then
+	t.wantAlive(next)
+	t.wantHeldBy(next)
+	t.release(next)
+	t.wantFree(next.Key())
 }
 
 // releaseAroundExpiry releases just before, at and after the end of the lease,
@@ -195,4 +223,57 @@ func manyWaiters(t *trial) {
 		a.leave(k)
 		t.release(k)
 	})
+}
+
+// endsBesideOthers leaves locks to end while another one of their Locker is renewed.
+func endsBesideOthers(t *trial) {
+	l := t.open()
+	kept := t.take(l, t.key())
+	t.parallel(2, func(i int) {
+		k := t.take(l, t.key(), []locker.Option{locker.WithoutRenewal(), locker.WithMaxHold(t.ttl / 2)}[i])
+		t.wantLost(k, k.TTL()+prompt, []locker.Reason{locker.ReasonExpired, locker.ReasonMaxHold}[i])
+		next := t.wait(t.bystander(), k.Key()).served(k.TTL() + prompt)
+		t.wantLostError(k.Release(t.ctx))
+		t.wantAlive(next)
+		t.release(next)
+	})
+	t.wantAlive(kept)
+	t.wantHeldBy(kept)
+	t.release(kept)
+}
+
+// lostSession ends the session of one lock. Which others stand on it, the store tells.
+func lostSession(t *trial) {
+	l := t.open()
+	var held []locker.Lock
+	for range 8 {
+		held = append(held, t.take(l, t.key(), locker.WithTTL(long)))
+	}
+	theirs := t.take(t.open(), t.key(), locker.WithTTL(long))
+	session := t.wantHeldBy(held[0]).Holder
+	var down, up []locker.Lock
+	for _, k := range append(held, theirs) {
+		if t.wantHeldBy(k).Holder == session {
+			down = append(down, k)
+		} else {
+			up = append(up, k)
+		}
+	}
+	t.forceRelease(held[0].Key())
+	for _, k := range down {
+		t.wantLost(k, prompt, locker.ReasonSession)
+		t.wantLostError(k.Release(t.ctx), locker.ReasonSession)
+		t.wantFree(k.Key())
+	}
+	for _, k := range up {
+		t.wantAlive(k)
+		t.wantHeldBy(k)
+		t.release(k)
+	}
+	next := t.take(l, held[0].Key())
+	t.pass(2 * next.TTL())
+	t.wantAlive(next)
+	t.want(t.wantHeldBy(next).Holder != session, "another session", "HeldError.Holder: %q again", session)
+	t.release(next)
+	t.wantFree(next.Key())
 }

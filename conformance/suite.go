@@ -171,6 +171,9 @@ func (s *suite) run(outer context.Context, c Case) Result {
 	if missing := s.missing(c); missing != "" {
 		return Result{Status: Skip, Reason: "no " + missing}
 	}
+	if less := c.Except & s.info.Can; less != 0 {
+		return Result{Status: Skip, Reason: "not with " + less.String()}
+	}
 
 	ctx, cancel := context.WithCancelCause(outer)
 	defer cancel(nil)

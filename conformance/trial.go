@@ -86,6 +86,20 @@ func (t *trial) named(text string) string { return t.name + "/" + text }
 // can reports whether the Locker declares c.
 func (t *trial) can(c locker.Capability) bool { return t.suite.info.Can.Has(c) }
 
+// onConnections reports whether a lock may stand and fall with a connection: the
+// backend hears of losses, and its store shows nothing but a session, if that much.
+func (t *trial) onConnections() bool {
+	return t.can(locker.CapPushLoss) && (!t.can(locker.CapHolder) || t.can(locker.CapSessionHolder))
+}
+
+// orSession adds the reason of a lock that has gone down with its session.
+func (t *trial) orSession(reasons ...locker.Reason) []locker.Reason {
+	if t.onConnections() {
+		reasons = append(reasons, locker.ReasonSession)
+	}
+	return reasons
+}
+
 // unit is how exactly the store tells what remains of a lease: it may round.
 func (t *trial) unit() time.Duration { return max(t.suite.info.Unit, time.Millisecond) }
 
@@ -210,7 +224,11 @@ func (t *trial) wantHeld(key string) *locker.HeldError {
 // wantHeldBy is wantHeld, and checks the holder where the store shows it.
 func (t *trial) wantHeldBy(k locker.Lock) *locker.HeldError {
 	held := t.wantHeld(k.Key())
-	if t.can(locker.CapHolder) {
+	switch {
+	case !t.can(locker.CapHolder):
+	case t.can(locker.CapSessionHolder):
+		t.want(held.Holder != "", "the session that holds it", "no HeldError.Holder")
+	default:
 		t.want(held.Holder == k.Owner(), "the holder "+k.Owner(), "HeldError.Holder: %q", held.Holder)
 	}
 	return held

@@ -43,7 +43,8 @@ type world struct {
 	leave   func(ctx context.Context, p *place) error
 	unsaid  bool // losses are not pushed
 	names   func(held []string) []string
-	apart   bool // every client has a store of its own
+	apart   bool                           // every client has a store of its own
+	onOpen  func(c *client) locker.Backend // if set, what a client is to its Locker
 
 	// locker wraps the Locker of the nth client, from 0.
 	locker func(l locker.Locker, n int) locker.Locker
@@ -89,7 +90,10 @@ func (w *world) open(conns *pool) (locker.Locker, error) {
 	w.clients = append(w.clients, c)
 	w.mu.Unlock()
 	var b locker.Backend = c
-	if !w.unsaid {
+	switch {
+	case w.onOpen != nil:
+		b = w.onOpen(c)
+	case !w.unsaid:
 		b = pushing{c, inner.(locker.LossPusher)}
 	}
 	l, err := locker.New(b, nil)
@@ -322,6 +326,7 @@ type grant struct {
 	// For hooks.
 	minus  time.Duration // what Lease hides of the life
 	minted uint64
+	on     *session
 }
 
 func (g *grant) Token() uint64 {

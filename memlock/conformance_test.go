@@ -21,8 +21,8 @@ func TestConformance(t *testing.T) {
 		TTL:      200 * time.Millisecond,
 		Names:    func(context.Context) ([]string, error) { return store.Keys(), nil },
 		Requests: requests.Load,
-		Only: func(c conformance.Case) bool { // there is no network, and no server, to be broken
-			return c.Uses&(conformance.PartNetwork|conformance.PartServer) == 0
+		Only: func(c conformance.Case) bool { // there is no network, no server to be broken, and no session
+			return c.Uses&(conformance.PartNetwork|conformance.PartServer) == 0 && c.Needs&locker.CapSessionHolder == 0
 		},
 	})
 }

@@ -48,6 +48,8 @@ func explained(h conformance.Harness, r conformance.Result) conformance.Result {
 	switch {
 	case lacks != 0:
 		r.Reason = "the store does not offer: " + lacks.String()
+	case r.Case.Except&h.Can != 0:
+		r.Reason = "not for a store that offers: " + (r.Case.Except & h.Can).String()
 	case h.Env == nil && r.Case.Uses&(conformance.PartNetwork|conformance.PartServer) != 0:
 		r.Reason = "this store has no connections to break, and no server"
 	case need != "":
