@@ -114,7 +114,7 @@ func startPostgres(ctx context.Context, prepare func(*Postgres) error) (*Postgre
 		return nil, errors.Join(err, p.clear())
 	}
 	err = p.start(ctx, func(port int) error {
-		p.url = postgresURL(p.addr, superuser, superuser, "postgres")
+		p.url = postgresURL(p.addr, "postgres")
 		p.cmd = []string{programs.postgres, "-D", dataName, "-h", "127.0.0.1", "-p", strconv.Itoa(port)}
 		return nil
 	})
@@ -124,9 +124,10 @@ func startPostgres(ctx context.Context, prepare func(*Postgres) error) (*Postgre
 	return p, nil
 }
 
-func postgresURL(addr, user, password, database string) string {
+// postgresURL is that of a database for the superuser.
+func postgresURL(addr, database string) string {
 	u := url.URL{
-		Scheme: "postgres", User: url.UserPassword(user, password), Host: addr, Path: "/" + database, RawQuery: "sslmode=disable",
+		Scheme: "postgres", User: url.UserPassword(superuser, superuser), Host: addr, Path: "/" + database, RawQuery: "sslmode=disable",
 	}
 	return u.String()
 }
