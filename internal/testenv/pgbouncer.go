@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -151,14 +150,7 @@ func (b *PgBouncer) URL() string { return postgresURL(b.addr, "postgres") }
 
 // Through turns one of the server's URLs, such as NewDatabase and AddRole return,
 // into one through the PgBouncer.
-func (b *PgBouncer) Through(serverURL string) (string, error) {
-	u, err := url.Parse(serverURL)
-	if err != nil {
-		return "", errors.New("testenv: the server's URL cannot be read") // there is a password in it
-	}
-	u.Host = b.addr
-	return u.String(), nil
-}
+func (b *PgBouncer) Through(serverURL string) (string, error) { return withHost(serverURL, b.addr) }
 
 // Ping is nil if the PgBouncer answers for itself, whether the server does or not. It
 // blocks until the answer or ctx's end.
