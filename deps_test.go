@@ -23,6 +23,7 @@ func TestPackages_bringOnlyWhatTheyNeed(t *testing.T) {
 		{".", ""},
 		{"./memlock", ""},
 		{"./redislock", "github.com/redis"},
+		{"./pglock", "github.com/jackc"},
 	} {
 		t.Run(tc.pkg, func(t *testing.T) {
 			cmd := exec.Command("go", "list", "-deps", tc.pkg)

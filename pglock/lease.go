@@ -1,0 +1,180 @@
+package pglock
+
+import (
+	"context"
+	_ "embed"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/go-locker/locker"
+)
+
+// LeaseConfig configures a Locker on a table of leases. A nil *LeaseConfig stands for
+// the defaults.
+type LeaseConfig struct {
+	locker.Config
+
+	// Table is the table's name, or its schema and its name, exactly: "Locks" is not
+	// "locks". Without a schema, the role's search_path says where it is. Nil:
+	// locker_lease. More than two parts, an empty one or one over 63 bytes is
+	// locker.ErrInvalid.
+	Table pgx.Identifier
+
+	// Create makes the table if it is missing. Several processes may do so at the same
+	// time. The schema has to be there.
+	Create bool
+}
+
+// NewLease returns a Locker that keeps its locks as rows of one table, each with the time
+// at which its lease ends, by the database's clock. It sends single statements over
+// connections of pool, none of which it keeps: a pool of one connection is enough, and a
+// PgBouncer in any mode is fine. pool stays the caller's to close, after the Locker.
+//
+// It blocks for two or three statements, which look whether the server and the table are
+// what they have to be, and ends with ctx. Bad settings are locker.ErrInvalid, before
+// anything is sent.
+func NewLease(ctx context.Context, pool *pgxpool.Pool, cfg *LeaseConfig) (locker.Locker, error) {
+	if cfg == nil {
+		cfg = &LeaseConfig{}
+	}
+	b, err := newLeaseBackend(ctx, pool, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return locker.New(b, &cfg.Config)
+}
+
+// NewLeaseBackend returns the Backend of NewLease, for those who wrap it. It makes no use
+// of the embedded locker.Config, and else does as NewLease does.
+func NewLeaseBackend(ctx context.Context, pool *pgxpool.Pool, cfg *LeaseConfig) (locker.Backend, error) {
+	if cfg == nil {
+		cfg = &LeaseConfig{}
+	}
+	b, err := newLeaseBackend(ctx, pool, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// leaseBackend implements locker.Backend on a table of leases.
+type leaseBackend struct {
+	pool      *pgxpool.Pool
+	namespace string // of Key: the table's name without its schema, which not all need to name
+	reaper    *reaper
+
+	acquireSQL, releaseSQL, undoSQL            string
+	renewSQL, renewAllSQL, inspectSQL, listSQL string
+}
+
+var (
+	_ locker.Backend      = (*leaseBackend)(nil)
+	_ locker.Extender     = (*leaseBackend)(nil)
+	_ locker.BatchRenewer = (*leaseBackend)(nil)
+	_ locker.Inspector    = (*leaseBackend)(nil)
+	_ locker.Closer       = (*leaseBackend)(nil)
+)
+
+//go:embed lease_acquire.sql
+var leaseAcquireSQL string
+
+//go:embed lease_release.sql
+var leaseReleaseSQL string
+
+//go:embed lease_undo.sql
+var leaseUndoSQL string
+
+//go:embed lease_renew.sql
+var leaseRenewSQL string
+
+//go:embed lease_inspect.sql
+var leaseInspectSQL string
+
+//go:embed lease_list.sql
+var leaseListSQL string
+
+func newLeaseBackend(ctx context.Context, pool *pgxpool.Pool, cfg *LeaseConfig) (*leaseBackend, error) {
+	if pool == nil {
+		return nil, invalidf("no Postgres pool")
+	}
+	table, err := nameOr("Table", cfg.Table, "locker_lease")
+	if err != nil {
+		return nil, err
+	}
+	if err := prepare(ctx, pool, cfg.Create, leaseTable(table)); err != nil {
+		return nil, err
+	}
+	sql := func(file string) string { return statement(file, "locker_lease", table) }
+	b := &leaseBackend{
+		pool: pool, namespace: table[len(table)-1], reaper: newReaper(pool, table),
+		acquireSQL: sql(leaseAcquireSQL), releaseSQL: sql(leaseReleaseSQL), undoSQL: sql(leaseUndoSQL),
+		renewSQL: sql(leaseRenewSQL), inspectSQL: sql(leaseInspectSQL), listSQL: sql(leaseListSQL),
+	}
+	// One row that somebody keeps locked must not hold up the renewal of all the others.
+	const lock = "FOR NO KEY UPDATE"
+	b.renewAllSQL = strings.Replace(b.renewSQL, lock, lock+" SKIP LOCKED", 1)
+	return b, nil
+}
+
+// Info implements locker.Backend.
+func (b *leaseBackend) Info() locker.Info {
+	return locker.Info{
+		Name: "postgres lease",
+		Can: locker.CapExclusive | locker.CapToken | locker.CapHolder | locker.CapExtend |
+			locker.CapExpiry | locker.CapInterop | locker.CapInspect,
+		Unit:      time.Microsecond, // timestamptz's
+		MinTTL:    time.Millisecond,
+		Deadlines: true, // pgx gives the connection up when ctx ends
+	}
+}
+
+// Close implements locker.Closer. It leaves the pool as it is, and waits for the
+// connection that it may have in use, or until ctx ends.
+func (b *leaseBackend) Close(ctx context.Context) error { return b.reaper.close(ctx) }
+
+// maxTries is how often a statement is sent whose transaction the server has rolled back
+// because of another one: roles whose transactions are serializable, or repeatable reads,
+// get that in the place of an answer. Whoever was first has committed by then.
+const maxTries = 3
+
+// query sends one statement and reads its rows. The error is failed's, if it is the
+// driver's. Other than a prepared statement, the protocol's unnamed one belongs to nobody
+// else behind a PgBouncer; and it takes no account of standard_conforming_strings, as the
+// simple protocol has to.
+func (b *leaseBackend) query(ctx context.Context, sql string, read func(pgx.Rows) error, args ...any) error {
+	args = append([]any{pgx.QueryExecModeExec}, args...)
+	for try := 1; ; try++ {
+		err := b.queryOnce(ctx, sql, read, args)
+		if try == maxTries || !hasCode(err, "40001", "40P01") {
+			return err
+		}
+	}
+}
+
+func (b *leaseBackend) queryOnce(ctx context.Context, sql string, read func(pgx.Rows) error, args []any) error {
+	conn, err := b.pool.Acquire(ctx)
+	if err != nil {
+		return failed(unsent{err})
+	}
+	defer conn.Release()
+	rows, err := conn.Query(ctx, sql, args...)
+	if err != nil {
+		return failed(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := read(rows); err != nil {
+			return err
+		}
+	}
+	// The commit comes after the rows, and may still fail.
+	return failed(rows.Err())
+}
+
+// micros is d in the table's unit, rounded up.
+func micros(d time.Duration) int64 {
+	return int64((d + time.Microsecond - 1) / time.Microsecond)
+}

@@ -1,0 +1,187 @@
+package pglock
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/go-locker/locker"
+)
+
+//go:embed schema_server.sql
+var serverSQL string
+
+//go:embed schema_object.sql
+var objectSQL string
+
+//go:embed schema_lease.sql
+var leaseDDL string
+
+//go:embed schema_row.sql
+var rowDDL string
+
+//go:embed schema_token.sql
+var tokenDDL string
+
+const (
+	minServerVersion = 14_00_00
+	maxNameBytes     = 63 // longer names are cut off by the server, and could meet
+)
+
+// querier is a pgxpool.Pool, or a pgx.Conn.
+type querier interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// statement is what is sent of an SQL file: without its comments, and with name for what
+// the file calls plain.
+func statement(file, plain string, name pgx.Identifier) string {
+	var lines []string
+	for line := range strings.Lines(file) {
+		if text := strings.TrimSpace(line); text != "" && !strings.HasPrefix(text, "--") {
+			lines = append(lines, strings.TrimRight(line, "\n"))
+		}
+	}
+	return strings.ReplaceAll(strings.Join(lines, "\n"), plain, name.Sanitize())
+}
+
+// object is something in the database that a backend needs.
+type object struct {
+	kind    string // "table" or "sequence"
+	name    pgx.Identifier
+	ddl     string // $1 in it stands for the clock's microseconds
+	columns string // of a table, as schema_object.sql shows them
+	rights  []string
+}
+
+func leaseTable(name pgx.Identifier) object {
+	return object{
+		kind: "table", name: name, ddl: statement(leaseDDL, "locker_lease", name),
+		columns: "expires_at timestamp with time zone, holder text, key text, token bigint",
+		rights:  []string{"SELECT", "INSERT", "UPDATE"},
+	}
+}
+
+func rowTable(name pgx.Identifier) object {
+	return object{
+		kind: "table", name: name, ddl: statement(rowDDL, "locker_row", name),
+		columns: "key text",
+		rights:  []string{"SELECT", "INSERT", "UPDATE"},
+	}
+}
+
+func tokenSequence(name pgx.Identifier) object {
+	return object{
+		kind: "sequence", name: name, ddl: statement(tokenDDL, "locker_token", name),
+		rights: []string{"USAGE"},
+	}
+}
+
+// nameOr checks a name of the config; an empty one stands for usual.
+func nameOr(field string, name pgx.Identifier, usual string) (pgx.Identifier, error) {
+	if len(name) == 0 {
+		return pgx.Identifier{usual}, nil
+	}
+	if len(name) > 2 {
+		return nil, invalidf("%s %q has %d parts: it is a name, or a schema and a name", field, name, len(name))
+	}
+	for _, part := range name {
+		switch {
+		case part == "":
+			return nil, invalidf("%s %q has an empty part", field, name)
+		case len(part) > maxNameBytes:
+			return nil, invalidf("%s has a part of %d bytes, at most %d are allowed", field, len(part), maxNameBytes)
+		case !utf8.ValidString(part), strings.ContainsRune(part, 0):
+			return nil, invalidf("%s %q is not valid UTF-8 without NUL", field, name)
+		}
+	}
+	return name, nil
+}
+
+// prepare checks that the server and the objects are what a backend needs, and makes the
+// objects that are missing if create is set. It blocks for one statement each, and ends
+// with ctx. What waiting does not cure is marked as permanent; that the server is a
+// standby may pass.
+func prepare(ctx context.Context, db querier, create bool, objects ...object) error {
+	var (
+		version  int
+		standby  bool
+		encoding string
+		micros   int64
+	)
+	row := db.QueryRow(ctx, statement(serverSQL, "", nil), pgx.QueryExecModeExec)
+	if err := row.Scan(&version, &standby, &encoding, &micros); err != nil {
+		return failed(err)
+	}
+	switch {
+	case version < minServerVersion:
+		return locker.Permanent(fmt.Errorf("pglock: the server's version is %d.%d, at least %d is needed",
+			version/100_00, version%100_00, minServerVersion/100_00))
+	case encoding != "UTF8" && encoding != "SQL_ASCII":
+		return locker.Permanent(fmt.Errorf("pglock: client_encoding is %s: it has to be UTF8, or a key is not the same for all", encoding))
+	case standby:
+		return locker.NoEffect(errors.New("pglock: the server is a standby: locks are taken on the primary"))
+	}
+	for _, o := range objects {
+		o.ddl = strings.ReplaceAll(o.ddl, "$1", strconv.FormatInt(micros, 10))
+		if err := o.prepare(ctx, db, create); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o object) prepare(ctx context.Context, db querier, create bool) error {
+	err := o.check(ctx, db)
+	if !errors.Is(err, errMissing) || !create {
+		return err
+	}
+	_, err = db.Exec(ctx, o.ddl, pgx.QueryExecModeExec)
+	// Somebody else may make it at the same time: then one of the system's own unique
+	// indexes says so, or the name does.
+	if err != nil && !hasCode(err, "23505", "42P07", "42710") {
+		return failed(fmt.Errorf("pglock: creating the %s %s: %w", o.kind, o.name.Sanitize(), err))
+	}
+	return o.check(ctx, db)
+}
+
+var errMissing = errors.New("does not exist")
+
+func (o object) check(ctx context.Context, db querier) error {
+	var (
+		kind, persistence, columns string
+		keyed, ordered             bool
+		withheld                   []string
+	)
+	row := db.QueryRow(ctx, statement(objectSQL, "", nil), pgx.QueryExecModeExec, o.name.Sanitize(), o.rights)
+	err := row.Scan(&kind, &persistence, &columns, &keyed, &ordered, &withheld)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return o.wrong("%w: set Create, or have it made by: %s", errMissing, o.ddl)
+	case err != nil:
+		return failed(err)
+	case o.kind == "sequence" && kind != "S", o.kind == "table" && kind != "r" && kind != "p":
+		return o.wrong("is none")
+	case persistence != "p":
+		return o.wrong("does not outlive a crash: it is unlogged or temporary")
+	case o.kind == "table" && (columns != o.columns || !keyed):
+		return o.wrong("has another shape (%s): it has to be as by: %s", columns, o.ddl)
+	case o.kind == "sequence" && !ordered:
+		return o.wrong("does not count in order and in steps of 1024: it has to be as by: %s", o.ddl)
+	case len(withheld) > 0:
+		return o.wrong("needs a GRANT of %s to this role", strings.Join(withheld, ", "))
+	}
+	return nil
+}
+
+func (o object) wrong(format string, args ...any) error {
+	return locker.Permanent(fmt.Errorf("pglock: the %s %s "+format, append([]any{o.kind, o.name.Sanitize()}, args...)...))
+}
