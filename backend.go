@@ -141,6 +141,16 @@ type Info struct {
 	// cannot be cancelled on the caller's goroutine, instead of on one that it can
 	// leave behind.
 	Deadlines bool
+
+	// Multiplexed says that one session or lease of the store carries several grants,
+	// so that the store does not end a single one by itself as long as the others keep
+	// it alive. The Locker then gives back every grant that has ended, and repeats that
+	// until it has a definite answer, be it that of a release, of an undo, of a lock
+	// that was left to expire, or of WithMaxHold. It stops at nil, a *LostError or a
+	// permanent error, when a LossPusher says ReasonSession about the grant, and with
+	// Close. A grant whose session is over answers Release with a *LostError. A store in
+	// this process (Local) has no such sessions.
+	Multiplexed bool
 }
 
 // Capability is a set of promises.
@@ -163,11 +173,19 @@ const (
 	CapShared                            // ModeShared
 	CapLimited                           // ModeLimited
 	CapInspect                           // a key can be looked at: Inspector
+
+	// CapSessionHolder qualifies CapHolder and CapInspect: what they show and end is a
+	// session of the store, which may hold several keys, and not the grant. The
+	// backend's HeldError and Holding name the session, in the store's words, and
+	// neither owner nor label.
+	// ForceRelease ends it, and with it every lock that it holds (ReasonSession). List
+	// may name keys as the store knows them, such as by number.
+	CapSessionHolder
 )
 
 var capabilityNames = []string{
 	"exclusive", "token", "clock token", "holder", "wake-up", "FIFO", "push loss",
-	"extend", "expiry", "interop", "shared", "limited", "inspect",
+	"extend", "expiry", "interop", "shared", "limited", "inspect", "session holder",
 }
 
 // Has reports whether all of want is in c.
@@ -224,8 +242,9 @@ type Place interface {
 	Claim(ctx context.Context) (Grant, error)
 
 	// Leave gives the place up, and passes on a turn that had come already. It
-	// is called until it returns nil or five seconds have passed, and also after
-	// a successful Claim: then it does nothing.
+	// is called until it returns nil or five seconds have passed, with
+	// Info.Multiplexed until it returns nil, and also after a successful Claim:
+	// then it does nothing.
 	Leave(ctx context.Context) error
 }
 
@@ -286,13 +305,14 @@ type Inspector interface {
 	// ForceRelease frees key if holder is still what the store shows for it, and
 	// reports whether it did. It is one request, bounded by ctx; after an error it
 	// may have been done. The grant that this breaks is lost: its holder hears of
-	// it by push, or at the next renewal, and not before.
+	// it by push, or at the next renewal, and not before. With CapSessionHolder it
+	// ends the session that holds key, and breaks every grant on it.
 	ForceRelease(ctx context.Context, key, holder string) (bool, error)
 
-	// List calls yield for every held key, named as for Inspect, in any order, until
-	// yield returns false: the error is nil then, as it is after the last key. yield
-	// runs on the caller's goroutine, while List holds no mutex, and may use the
-	// Locker.
+	// List calls yield for every held key, named as for Inspect (but see
+	// CapSessionHolder), in any order, until yield returns false: the error is nil
+	// then, as it is after the last key. yield runs on the caller's goroutine, while
+	// List holds no mutex, and may use the Locker.
 	//
 	// It is not a snapshot. A key that one grant holds from the beginning to the end
 	// is shown, by some stores more than once. One that is taken or freed meanwhile

@@ -1,0 +1,238 @@
+package pglock
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/go-locker/locker"
+)
+
+//go:embed advisory_take.sql
+var takeSQL string
+
+//go:embed advisory_give.sql
+var giveSQL string
+
+//go:embed advisory_undo.sql
+var undoSQL string
+
+var (
+	undoTake   = command{name: "undo", sql: text(undoSQL), batched: true, rank: -1}
+	giveBack   = command{name: "give", sql: text(giveSQL), batched: true, undo: &undoTake}
+	signOfLife = command{name: "live", sql: "SELECT 1", rank: 3}
+)
+
+// takeBy is the command that takes locks, with tokens by an SQL expression.
+func takeBy(token string) command {
+	return command{name: "take", sql: strings.ReplaceAll(text(takeSQL), "locker_token", token), batched: true, rank: 1, undo: &undoTake}
+}
+
+// advisory implements locker.Backend by advisory locks.
+type advisory struct {
+	*sessions
+	*inspector
+	*listener
+	take  command // returns a token for each number, or null
+	clock bool
+	owned func() // closes the pool, if Open made it
+}
+
+var (
+	_ locker.Backend      = (*advisory)(nil)
+	_ locker.Waker        = (*advisory)(nil)
+	_ locker.BatchRenewer = (*advisory)(nil)
+	_ locker.LossPusher   = (*advisory)(nil)
+	_ locker.Inspector    = (*advisory)(nil)
+	_ locker.Closer       = (*advisory)(nil)
+)
+
+// minSessionTTL is the shortest lifetime of a session. It has to be made in that time.
+const minSessionTTL = 100 * time.Millisecond
+
+// Info implements locker.Backend.
+func (b *advisory) Info() locker.Info {
+	can := locker.CapExclusive | locker.CapToken | locker.CapHolder | locker.CapSessionHolder | locker.CapWakeUp |
+		locker.CapPushLoss | locker.CapExpiry | locker.CapInterop | locker.CapInspect
+	if b.clock {
+		can |= locker.CapClockToken
+	}
+	return locker.Info{
+		Name: "postgres advisory", Can: can, Unit: time.Millisecond, MinTTL: minSessionTTL,
+		Deadlines: true, Multiplexed: true,
+	}
+}
+
+// OnLoss implements locker.LossPusher.
+func (b *advisory) OnLoss(report func(key, owner string, err error)) { b.report = report }
+
+// TryAcquire implements locker.Backend.
+func (b *advisory) TryAcquire(ctx context.Context, req locker.Request) (locker.Grant, error) {
+	if req.Mode != locker.ModeExclusive {
+		return nil, locker.ErrUnsupported
+	}
+	number := b.inspector.number(req.Key)
+	s, err := b.session(ctx, req.TTL, number)
+	if err != nil {
+		return nil, err
+	}
+	g := &grant{b: b, s: s, key: req.Key, owner: req.Owner, number: number, taking: newCall(&b.take, number)}
+	if err := b.claim(s, g); err != nil {
+		return nil, err
+	}
+	switch err := s.do(ctx, g.taking); {
+	case err == nil && g.taking.rows[0][0] != nil:
+		g.token, err = strconv.ParseUint(string(g.taking.rows[0][0]), 10, 64)
+		return g, err
+	case err == nil:
+		b.drop(s, g, nil)
+		return nil, b.refusal(ctx, s, number)
+	case !g.mayHold(err):
+		b.drop(s, g, nil)
+		return nil, locker.NoEffect(failed(err))
+	default:
+		return g, err
+	}
+}
+
+// refusal is the error for a key that somebody has: who that is, as far as it can be seen.
+func (b *advisory) refusal(ctx context.Context, s *session, number int64) error {
+	held := new(locker.HeldError)
+	c := newCall(&whoHas, number)
+	if s.do(ctx, c) == nil {
+		if h := holdingOf(c.rows[0]); h != nil {
+			held.Holder, held.Remaining = h.Holder, h.Remaining
+		}
+	}
+	return held
+}
+
+// grant is an advisory lock on a session.
+type grant struct {
+	b      *advisory
+	s      *session
+	key    string
+	owner  string
+	number int64
+	taking *call
+	token  uint64
+	left   bool // guarded by sessions.mu; see leave
+
+	mu     sync.Mutex
+	giving *call // nil: nobody has begun to give it back
+}
+
+// mayHold reports whether the session may have the lock although taking it failed.
+func (g *grant) mayHold(err error) bool {
+	if errors.Is(err, errNotSent) {
+		return false
+	}
+	if ended := (*endError)(nil); errors.As(err, &ended) {
+		return !ended.byServer
+	}
+	refused := (*pgconn.PgError)(nil)
+	return !errors.As(err, &refused) // all that it locked has been unlocked again
+}
+
+// Token implements locker.Grant.
+func (g *grant) Token() uint64 { return g.token }
+
+// Lease implements locker.Grant.
+func (g *grant) Lease() locker.Lease { return locker.Lease{TTL: g.s.ttl} }
+
+// Renew implements locker.Grant. Whatever the session sends renews all its locks.
+func (g *grant) Renew(ctx context.Context, ttl time.Duration) (locker.Lease, error) {
+	if ttl != g.s.ttl {
+		return locker.Lease{}, locker.ErrUnsupported
+	}
+	return g.renewed(g.s.do(ctx, newCallWith(&signOfLife)))
+}
+
+// renewed is the answer to a renewal, after its session's.
+func (g *grant) renewed(err error) (locker.Lease, error) {
+	g.mu.Lock()
+	given := g.giving != nil
+	g.mu.Unlock()
+	switch {
+	case given:
+		return locker.Lease{}, &locker.LostError{Reason: locker.ReasonExpired}
+	case g.s.ended() != nil:
+		return locker.Lease{}, &locker.LostError{Reason: locker.ReasonSession, Err: g.s.ended()}
+	case err != nil:
+		return locker.Lease{}, failed(err)
+	}
+	return locker.Lease{TTL: g.s.ttl}, nil
+}
+
+// RenewAll implements locker.BatchRenewer: one statement for each session.
+func (b *advisory) RenewAll(ctx context.Context, renewals []locker.Renewal, answer func(int, locker.Lease, error)) {
+	bySession := make(map[*session][]int)
+	for i, r := range renewals {
+		s := r.Grant.(*grant).s
+		bySession[s] = append(bySession[s], i)
+	}
+	var all sync.WaitGroup
+	for s, indices := range bySession {
+		all.Go(func() {
+			err := s.do(ctx, newCallWith(&signOfLife))
+			for _, i := range indices {
+				lease, err := renewals[i].Grant.(*grant).renewed(err)
+				answer(i, lease, err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// Release implements locker.Grant. What it sends stays on its way when ctx ends, and has
+// an answer in any case: the server's, or the end of the session. A repetition waits for
+// that.
+func (g *grant) Release(ctx context.Context) error {
+	g.b.leave(g.s, g)
+	err := wait(ctx, g.taking)
+	if err != nil && err == ctx.Err() {
+		g.b.unfinished(g.s)
+		return err
+	}
+	if err != nil && !g.mayHold(err) || err == nil && g.taking.rows[0][0] == nil {
+		g.b.drop(g.s, g, nil)
+		return nil
+	}
+	g.mu.Lock()
+	if g.giving == nil {
+		g.giving = newCall(&giveBack, g.number)
+		g.b.drop(g.s, g, func() { g.s.start(g.giving) })
+	}
+	g.mu.Unlock()
+	err = wait(ctx, g.giving)
+	ended, refused := (*endError)(nil), (*pgconn.PgError)(nil)
+	switch {
+	case err != nil && err == ctx.Err():
+		g.b.unfinished(g.s)
+		return err
+	case errors.As(err, &ended):
+		return &locker.LostError{Reason: locker.ReasonSession, Err: err}
+	case errors.As(err, &refused):
+		return nil // it was given back by the statement's undo
+	case err != nil:
+		return err
+	case string(g.giving.rows[0][0]) != "t":
+		return &locker.LostError{Reason: locker.ReasonExpired}
+	}
+	return nil
+}
+
+// Close implements locker.Closer.
+func (b *advisory) Close(ctx context.Context) error {
+	err := errors.Join(b.listener.close(ctx), b.sessions.close(ctx))
+	if b.owned != nil {
+		b.owned()
+	}
+	return err
+}

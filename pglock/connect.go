@@ -1,0 +1,242 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/go-locker/locker"
+)
+
+// connectBound is how long the making of a session may take.
+const connectBound = 5 * time.Second
+
+var (
+	errPooler = errors.New("pglock: behind a pooler in transaction or statement mode, where the statements of one client " +
+		"come to different sessions: advisory and row locks would be held by nobody, or by somebody else. " +
+		"Give New a pool that reaches the server directly, or use NewLease, locker_mode=lease in a URL, which works there")
+	errStandby = errors.New("pglock: the server is a standby, whose locks the primary does not know")
+)
+
+// connector makes sessions of a Locker's own, with the settings of the caller's pool.
+type connector struct {
+	config        *pgx.ConnConfig
+	beforeConnect func(context.Context, *pgx.ConnConfig) error
+}
+
+func newConnector(pool *pgxpool.Pool) *connector {
+	cfg := pool.Config()
+	c := &connector{config: cfg.ConnConfig, beforeConnect: cfg.BeforeConnect}
+	if c.config.ValidateConnect == nil {
+		// Of several hosts it takes the one that is the primary.
+		c.config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
+	}
+	return c
+}
+
+// application is the name under which the pool's sessions run.
+func (c *connector) application() string { return c.config.RuntimeParams["application_name"] }
+
+// setting is a server parameter of a session.
+type setting struct{ name, value string }
+
+// open makes a session with settings on top of those that every session has. The wire's
+// hooks are to be set, and run to be called.
+func (c *connector) open(ctx context.Context, settings ...setting) (*wire, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectBound)
+	defer cancel()
+	conn, err := c.connect(ctx)
+	if err != nil {
+		return nil, failed(err)
+	}
+	w, err := c.setUp(ctx, conn, settings)
+	if err != nil {
+		_ = conn.Close(ctx)
+		return nil, failed(err)
+	}
+	return w, nil
+}
+
+func (c *connector) connect(ctx context.Context) (*pgconn.PgConn, error) {
+	cfg, err := c.settings(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return pgconn.ConnectConfig(ctx, &cfg.Config)
+}
+
+// settings are those of the next connection.
+func (c *connector) settings(ctx context.Context) (*pgx.ConnConfig, error) {
+	cfg := c.config.Copy()
+	if c.beforeConnect != nil {
+		if err := c.beforeConnect(ctx, cfg); err != nil {
+			return nil, err
+		}
+	}
+	cfg.OnNotice, cfg.OnNotification, cfg.Tracer = nil, nil, nil
+	return cfg, nil
+}
+
+func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []setting) (*wire, error) {
+	// Before any SET: behind a pooler it would change somebody else's session.
+	facts, err := ask(ctx, conn, "SELECT pg_backend_pid(), current_setting('server_version_num'), pg_is_in_recovery(), current_setting('synchronous_commit')")
+	if err != nil {
+		return nil, err
+	}
+	pid, version := facts[0], facts[1]
+	switch n, err := strconv.Atoi(version); {
+	case err != nil || n < minServerVersion:
+		return nil, locker.Permanent(fmt.Errorf("pglock: server version %s: PostgreSQL 14 is the first that ends an idle session by itself", version))
+	case facts[2] == "t":
+		return nil, errStandby
+	}
+	if pid != strconv.FormatUint(uint64(conn.PID()), 10) {
+		// Somebody between us and the server has told us a number of his own.
+		if err := c.probe(ctx, conn, pid); err != nil {
+			return nil, err
+		}
+	}
+	all := []setting{
+		{"statement_timeout", "0"}, // a statement that is cut short leaves open what it has locked
+		{"lock_timeout", "0"},
+		{"idle_in_transaction_session_timeout", "0"},
+		{"plan_cache_mode", "force_generic_plan"},
+		// A client whose machine has vanished is given up after three seconds.
+		{"tcp_keepalives_idle", "1"},
+		{"tcp_keepalives_interval", "1"},
+		{"tcp_keepalives_count", "2"},
+	}
+	if facts[3] == "off" {
+		// A crash of the server must not take a token back that was handed out.
+		all = append(all, setting{"synchronous_commit", "on"})
+	}
+	query := "SELECT "
+	for i, s := range slices.Concat(all, settings) {
+		if i > 0 {
+			query += ", "
+		}
+		query += "set_config(" + literal(s.name) + ", " + literal(s.value) + ", false)"
+	}
+	if _, err := ask(ctx, conn, query); err != nil {
+		return nil, err
+	}
+	return newWire(conn)
+}
+
+// ask returns the one row of a query.
+func ask(ctx context.Context, conn *pgconn.PgConn, query string) ([]string, error) {
+	results, err := conn.Exec(ctx, query).ReadAll()
+	if err != nil {
+		return nil, err
+	}
+	last := results[len(results)-1]
+	if len(last.Rows) != 1 {
+		return nil, fmt.Errorf("pglock: %d rows instead of one", len(last.Rows))
+	}
+	var row []string
+	for _, value := range last.Rows[0] {
+		row = append(row, string(value))
+	}
+	return row, nil
+}
+
+// probeWait is how long the probe waits for a second session.
+const probeWait = time.Second
+
+// probe finds out what kind of pooler is in front of the server. One that keeps a session
+// for its client gives it to nobody else: not while another client's transaction is
+// open, which needs one too, and not by turns. conn's session was pid a moment ago.
+func (c *connector) probe(ctx context.Context, conn *pgconn.PgConn, pid string) error {
+	others := make(chan string, 1)
+	probing, cancel := context.WithTimeout(ctx, probeWait)
+	ended := make(chan struct{})
+	defer func() {
+		cancel()
+		<-ended
+	}()
+	var refused error
+	answered := make(chan struct{})
+	go func() {
+		defer close(ended)
+		other, err := c.connect(probing)
+		if err != nil {
+			close(answered)
+			return
+		}
+		defer other.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it was only looked at
+		row, err := ask(probing, other, "BEGIN; SELECT pg_backend_pid()")
+		switch pgErr := (*pgconn.PgError)(nil); {
+		case err == nil:
+			others <- row[0]
+		case errors.As(err, &pgErr) && !strings.HasPrefix(pgErr.Code, "53") && !strings.HasPrefix(pgErr.Code, "57"):
+			refused = err // in statement mode there are no transactions
+		}
+		close(answered)
+		<-probing.Done() // the transaction stays open meanwhile
+	}()
+	select {
+	case <-answered:
+	case <-probing.Done():
+		<-answered
+	}
+	if refused != nil {
+		return locker.Permanent(fmt.Errorf("%w (its answer to BEGIN: %w)", errPooler, refused))
+	}
+	select {
+	case other := <-others:
+		if other == pid {
+			return locker.Permanent(errPooler)
+		}
+	default:
+		// There is no second session at the moment. Ours has to be free, then.
+	}
+	for range 3 {
+		row, err := ask(ctx, conn, "SELECT pg_backend_pid()")
+		if err != nil {
+			return err
+		}
+		if row[0] != pid {
+			return locker.Permanent(errPooler)
+		}
+	}
+	return nil
+}
+
+// tokens checks, and makes if create is set, what the tokens come from. It returns the SQL
+// expression that mints one.
+func (c *connector) tokens(ctx context.Context, name pgx.Identifier, clock, create bool) (expression string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, connectBound)
+	defer cancel()
+	cfg, err := c.settings(ctx)
+	if err != nil {
+		return "", err
+	}
+	db, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return "", failed(err)
+	}
+	defer db.Close(context.WithoutCancel(ctx)) //nolint:errcheck // its answers are there
+	sequence := tokenSequence(name)
+	if !clock {
+		return "nextval(" + literal(name.Sanitize()) + "::regclass)", prepare(ctx, db, create, sequence)
+	}
+	if err := prepare(ctx, db, false); err != nil {
+		return "", err
+	}
+	switch err := sequence.check(ctx, db); {
+	case err == nil:
+		return "", locker.Permanent(fmt.Errorf("pglock: ClockToken, but there is a sequence %s: "+
+			"Lockers that use it have tokens that do not compare with those of the clock", name.Sanitize()))
+	case !errors.Is(err, errMissing):
+		return "", err
+	}
+	return "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint", nil
+}

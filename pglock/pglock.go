@@ -1,0 +1,145 @@
+package pglock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/go-locker/locker"
+)
+
+const (
+	maxNamespaceBytes = 512
+	maxSpread         = 64
+	defaultMaxLocks   = 1000
+)
+
+// Config configures a Locker on advisory locks. A nil *Config stands for the defaults.
+type Config struct {
+	locker.Config
+
+	// Namespace is a part of what the numbers of the locks are made of: Lockers exclude each
+	// other if it is the same. It is valid UTF-8 without NUL, of at most 512 bytes.
+	Namespace string
+
+	// Sequence is the sequence that the tokens come from, locker_token if it is empty; with
+	// two parts it is in a schema, else where the role's search_path leads.
+	Sequence pgx.Identifier
+
+	// Create has New make the sequence if it is missing, which takes the right to. Without
+	// it, a missing sequence is an error that shows the statement.
+	Create bool
+
+	// ClockToken takes the tokens from the server's clock, for a role that has no
+	// sequence: they do not rise if that clock is set back. All Lockers of a database have
+	// to agree: tokens of the two kinds do not compare. So it is an error if there is a
+	// sequence.
+	ClockToken bool
+
+	// Sessions is over how many sessions the locks are spread, by their keys: one that is
+	// lost takes its locks with it. Zero: 1. At most 64. Each TTL has sessions of its own.
+	Sessions int
+
+	// MaxLocks is how many locks the Locker takes at a time: the server's lock table has
+	// room for max_locks_per_transaction × max_connections of them, by default 6,400, and
+	// all its sessions share it. One more is an error. Zero: 1,000.
+	MaxLocks int
+}
+
+// New returns a Locker on advisory locks. Its sessions are its own: they are made with the
+// settings of pool, which also serves to look at locks for operators, and never closed. pool
+// has to reach the server directly, or through a pooler that keeps a session for its
+// client; another one is an error that names the way out. It blocks for a few requests,
+// until ctx ends. Bad settings are locker.ErrInvalid, before anything is sent.
+func New(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (locker.Locker, error) {
+	return newLocker(ctx, pool, cfg, nil)
+}
+
+// newLocker is New for a pool that owned closes.
+func newLocker(ctx context.Context, pool *pgxpool.Pool, cfg *Config, owned func()) (locker.Locker, error) {
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	b, err := newAdvisory(ctx, pool, cfg)
+	if err != nil {
+		return nil, err
+	}
+	b.owned = owned
+	return withBackend(b, &cfg.Config)
+}
+
+// withBackend is locker.New, and ends b if that fails.
+func withBackend(b interface {
+	locker.Backend
+	locker.Closer
+}, cfg *locker.Config) (locker.Locker, error) {
+	l, err := locker.New(b, cfg)
+	if err != nil {
+		_ = b.Close(context.Background())
+		return nil, err
+	}
+	return l, nil
+}
+
+// NewBackend returns the Backend of New, for wrapping it. Of cfg it uses all but the
+// embedded locker.Config, except for its TTL: the first session is made for that.
+func NewBackend(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (locker.Backend, error) {
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	return newAdvisory(ctx, pool, cfg)
+}
+
+func newAdvisory(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*advisory, error) {
+	if err := validNamespace(cfg.Namespace); err != nil {
+		return nil, err
+	}
+	sequence, err := nameOr("Sequence", cfg.Sequence, "locker_token")
+	switch {
+	case err != nil:
+		return nil, err
+	case pool == nil:
+		return nil, invalidf("no pool")
+	case cfg.Sessions < 0 || cfg.Sessions > maxSpread:
+		return nil, invalidf("%d sessions: between 1 and %d are possible, and 0 stands for 1", cfg.Sessions, maxSpread)
+	case cfg.MaxLocks < 0:
+		return nil, invalidf("MaxLocks %d is negative", cfg.MaxLocks)
+	}
+	ttl := max(cmp.Or(cfg.TTL, locker.DefaultTTL), minSessionTTL)
+	c := newConnector(pool)
+	ss := newSessions(c, cfg)
+	// The first session finds out whether there can be any, and is there for the first lock.
+	_, err = ss.session(ctx, ttl, 0)
+	var token string
+	if err == nil {
+		token, err = c.tokens(ctx, sequence, cfg.ClockToken, cfg.Create)
+	}
+	if err != nil {
+		return nil, errors.Join(err, ss.close(ctx))
+	}
+	number := func(key string) int64 { return Key(cfg.Namespace, key) }
+	return &advisory{
+		sessions:  ss,
+		inspector: &inspector{pool: pool, number: number},
+		listener:  newListener(c, number, true),
+		take:      takeBy(token),
+		clock:     cfg.ClockToken,
+	}, nil
+}
+
+func validNamespace(namespace string) error {
+	switch {
+	case len(namespace) > maxNamespaceBytes:
+		return invalidf("namespace of %d bytes, at most %d are allowed", len(namespace), maxNamespaceBytes)
+	case !utf8.ValidString(namespace):
+		return invalidf("namespace %q is not valid UTF-8", namespace)
+	case strings.ContainsRune(namespace, 0):
+		return invalidf("namespace %q contains a NUL byte", namespace)
+	}
+	return nil
+}

@@ -1,0 +1,429 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/go-locker/locker"
+)
+
+// command is SQL that a wire prepares when it first uses it.
+type command struct {
+	name string
+	sql  string
+
+	// batched: its one parameter is an array of numbers, and it returns a row for each
+	// of them, in their order. Calls of it that wait at the same time are sent together.
+	batched bool
+
+	// rank orders what is sent together: a key is given back before it is taken again.
+	rank int
+
+	// undo, if set, is a batched statement that follows an error of this one, for the same
+	// numbers and before its calls are answered: some of them may be locked in spite of it.
+	// If that fails too, the connection is ended.
+	undo *command
+}
+
+// call is one use of a statement. The fields behind done are set when it is closed.
+type call struct {
+	stmt   *command
+	number int64    // of a batched one
+	args   [][]byte // of another
+
+	after *call // is answered when this one, which undoes it, is
+
+	done chan struct{}
+	rows [][][]byte // a batched call has its own row only
+	err  error      // a *pgconn.PgError if the server refused this statement; else the wire has ended
+}
+
+func newCall(stmt *command, number int64) *call {
+	return &call{stmt: stmt, number: number, done: make(chan struct{})}
+}
+
+func newCallWith(stmt *command, args ...string) *call {
+	c := newCall(stmt, 0)
+	for _, arg := range args {
+		c.args = append(c.args, []byte(arg))
+	}
+	return c
+}
+
+// errNotSent: the call's context ended before it was sent.
+var errNotSent = errors.New("pglock: not sent")
+
+// wire is a connection on which any goroutine may use statements at any time. One
+// flight of them is under way at a time; what gathers meanwhile is the next one. One
+// goroutine reads, always, so that the end of the connection is known when it happens.
+//
+// pgx has one goroutine at a time on a connection, and closes it when a context ends:
+// with it, all locks of its session. Hence the work with its lower layer, pgproto3.
+type wire struct {
+	conn  net.Conn
+	front *pgproto3.Frontend
+	pid   uint32
+
+	// The hooks are called by the reader, without mu. They must not block.
+	onEnd    func(err error)     // once
+	onNotify func(number string) // with each notification
+
+	mu       sync.Mutex
+	queue    []*call
+	flight   []flown         // sent and not answered
+	landing  int             // index of the one that is being answered
+	sent     time.Time       // when the flight was
+	answered time.Time       // when the last one was complete
+	prepared map[string]bool // statements that the server knows, or is being told of
+	err      error           // the wire has ended
+	closing  bool            // by us
+}
+
+// flown is one statement of a flight.
+type flown struct {
+	stmt  *command
+	calls []*call
+	rows  [][][]byte
+	err   error
+
+	parsing, parsed bool // it was sent to be prepared, and is
+}
+
+// writeBound is how long the sending of a flight may take. There is never more than
+// one that the server has not answered, so only one that is gone lets it take any time.
+const writeBound = 5 * time.Second
+
+// newWire takes over an idle connection. The hooks have to be set before run.
+func newWire(c *pgconn.PgConn) (*wire, error) {
+	h, err := c.Hijack()
+	if err != nil {
+		return nil, err
+	}
+	return &wire{
+		conn: h.Conn, front: h.Frontend, pid: h.PID,
+		answered: time.Now(), prepared: make(map[string]bool),
+	}, nil
+}
+
+// start queues calls. If the wire has ended, they are answered at once.
+func (w *wire) start(calls ...*call) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err != nil {
+		for _, c := range calls {
+			c.err = errors.Join(errNotSent, w.err)
+			close(c.done)
+		}
+		return
+	}
+	w.queue = append(w.queue, calls...)
+	w.send()
+}
+
+// wait waits for a call's answer until ctx ends.
+func wait(ctx context.Context, c *call) error {
+	select {
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// do starts a call and waits for its answer. If the call has not been sent when ctx ends,
+// it never will be: the error matches errNotSent too.
+func (w *wire) do(ctx context.Context, c *call) error {
+	w.start(c)
+	err := wait(ctx, c)
+	if err != nil && err == ctx.Err() && w.withdraw(c) {
+		return errors.Join(errNotSent, err)
+	}
+	return err
+}
+
+// withdraw takes a call out of the queue, and reports whether it was there.
+func (w *wire) withdraw(c *call) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i, queued := range w.queue {
+		if queued == c {
+			w.queue = append(w.queue[:i], w.queue[i+1:]...)
+			return true
+		}
+	}
+	return false
+}
+
+// silent is how long the server has owed an answer; 0 if it owes none.
+func (w *wire) silent() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.flight) == 0 {
+		return 0
+	}
+	return time.Since(w.sent)
+}
+
+// idle is how long nothing has been sent or owed.
+func (w *wire) idle() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.flight) > 0 || len(w.queue) > 0 {
+		return 0
+	}
+	return time.Since(w.answered)
+}
+
+// ended is why the wire has ended, or nil.
+func (w *wire) ended() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
+}
+
+// close ends the connection, without waiting for the server. run returns soon.
+func (w *wire) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closing {
+		return
+	}
+	w.closing = true
+	if w.err == nil && len(w.flight) == 0 {
+		_ = w.conn.SetWriteDeadline(time.Now().Add(writeBound / 5))
+		w.front.Send(&pgproto3.Terminate{})
+		_ = w.front.Flush()
+	}
+	_ = w.conn.Close()
+}
+
+// send sends what is queued, unless a flight is under way. w.mu is held: the server has
+// read all flights before, so writing does not block.
+func (w *wire) send() {
+	if len(w.flight) > 0 || len(w.queue) == 0 {
+		return
+	}
+	w.board()
+	w.sent = time.Now()
+	for i := range w.flight {
+		f := &w.flight[i]
+		if !w.prepared[f.stmt.name] {
+			w.prepared[f.stmt.name], f.parsing = true, true
+			w.front.SendParse(&pgproto3.Parse{Name: f.stmt.name, Query: f.stmt.sql})
+		}
+		args := f.calls[0].args
+		if f.stmt.batched {
+			numbers := make([]int64, len(f.calls))
+			for i, c := range f.calls {
+				numbers[i] = c.number
+			}
+			args = [][]byte{array(numbers)}
+		}
+		w.front.SendBind(&pgproto3.Bind{PreparedStatement: f.stmt.name, Parameters: args})
+		w.front.SendExecute(&pgproto3.Execute{})
+		w.front.SendSync(&pgproto3.Sync{}) // each is a transaction of its own, and fails for itself
+	}
+	_ = w.conn.SetWriteDeadline(w.sent.Add(writeBound))
+	if err := w.front.Flush(); err != nil {
+		_ = w.conn.Close() // the reader sees it
+	}
+}
+
+// maxShared is how many calls share a statement at most: what it needs of the server's
+// lock table, it needs for all of them at once.
+const maxShared = 128
+
+// board makes the queue the flight. Calls of one batched statement share it.
+func (w *wire) board() {
+	for _, c := range w.queue {
+		at := len(w.flight)
+		for i := range w.flight {
+			if c.stmt.batched && w.flight[i].stmt == c.stmt && len(w.flight[i].calls) < maxShared {
+				w.flight[i].calls = append(w.flight[i].calls, c)
+				at = -1
+				break
+			}
+			if w.flight[i].stmt.rank > c.stmt.rank {
+				at = i
+				break
+			}
+		}
+		if at >= 0 {
+			w.flight = append(w.flight, flown{})
+			copy(w.flight[at+1:], w.flight[at:])
+			w.flight[at] = flown{stmt: c.stmt, calls: []*call{c}}
+		}
+	}
+	clear(w.queue)
+	w.queue = w.queue[:0]
+}
+
+// run reads until the connection ends.
+func (w *wire) run() {
+	var fatal *pgconn.PgError
+	for {
+		msg, err := w.front.Receive()
+		if err != nil {
+			w.end(err, fatal)
+			return
+		}
+		switch msg := msg.(type) {
+		case *pgproto3.NotificationResponse:
+			if w.onNotify != nil {
+				w.onNotify(msg.Payload)
+			}
+		case *pgproto3.ErrorResponse:
+			refusal := pgconn.ErrorResponseToPgError(msg)
+			switch refusal.SeverityUnlocalized {
+			case "FATAL", "PANIC":
+				fatal = refusal
+			default:
+				w.refused(refusal)
+			}
+		case *pgproto3.ParseComplete:
+			w.parsed()
+		case *pgproto3.DataRow:
+			w.row(msg.Values)
+		case *pgproto3.ReadyForQuery:
+			w.complete()
+		}
+	}
+}
+
+// now is the statement that is being answered, if any. w.mu is held.
+func (w *wire) now() *flown {
+	if w.landing == len(w.flight) {
+		return new(flown) // the server says more than it was asked
+	}
+	return &w.flight[w.landing]
+}
+
+func (w *wire) parsed() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.now().parsed = true
+}
+
+func (w *wire) refused(err *pgconn.PgError) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f := w.now()
+	f.err = err
+	if f.parsing && !f.parsed {
+		delete(w.prepared, f.stmt.name)
+	}
+}
+
+func (w *wire) row(values [][]byte) {
+	row := make([][]byte, len(values))
+	for i, v := range values {
+		if v != nil {
+			row[i] = append([]byte{}, v...) // the driver uses its memory again
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f := w.now()
+	f.rows = append(f.rows, row)
+}
+
+// complete ends a statement, and with the last one of a flight the flight: its calls are
+// answered, and what has gathered is sent.
+func (w *wire) complete() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.landing == len(w.flight) {
+		return
+	}
+	if w.landing++; w.landing < len(w.flight) {
+		return
+	}
+	landed := w.flight
+	w.flight, w.landing, w.answered = nil, 0, time.Now()
+	for _, f := range landed {
+		w.answer(f)
+	}
+	w.send()
+}
+
+// answer answers the calls of a statement. w.mu is held.
+func (w *wire) answer(f flown) {
+	if f.err == nil && f.stmt.batched && len(f.rows) != len(f.calls) {
+		f.err = fmt.Errorf("pglock: %d rows for %d numbers", len(f.rows), len(f.calls))
+	}
+	for i, c := range f.calls {
+		if c.after != nil {
+			if f.err != nil { // what it was to undo is still there
+				_ = w.conn.Close()
+			}
+			close(c.after.done)
+			continue
+		}
+		switch c.err = f.err; {
+		case f.err != nil && f.stmt.undo != nil:
+			undo := newCall(f.stmt.undo, c.number)
+			undo.after = c
+			w.queue = append(w.queue, undo)
+			continue
+		case f.err != nil:
+		case f.stmt.batched:
+			c.rows = f.rows[i : i+1]
+		default:
+			c.rows = f.rows
+		}
+		close(c.done)
+	}
+}
+
+// end answers all calls: there will be no other answer.
+func (w *wire) end(err error, fatal *pgconn.PgError) {
+	ended := &endError{err: err}
+	w.mu.Lock()
+	_ = w.conn.Close()
+	switch {
+	case fatal != nil:
+		ended.err, ended.byServer = fatal, true
+	case w.closing:
+		ended.err = locker.ErrClosed
+	}
+	w.err = ended
+	fail := func(c *call, err error) {
+		if c.after != nil {
+			c = c.after
+		}
+		c.err = err
+		close(c.done)
+	}
+	for _, f := range w.flight {
+		for _, c := range f.calls {
+			fail(c, ended)
+		}
+	}
+	for _, c := range w.queue {
+		fail(c, errors.Join(errNotSent, ended))
+	}
+	w.flight, w.queue, w.landing = nil, nil, 0
+	w.mu.Unlock()
+	if w.onEnd != nil {
+		w.onEnd(ended)
+	}
+}
+
+// endError is why a wire has ended.
+type endError struct {
+	err error
+
+	// byServer: the server said so, which has ended the session by then. Else it may go
+	// on for a while, and hold what it has got.
+	byServer bool
+}
+
+func (e *endError) Error() string { return "pglock: the session has ended: " + e.err.Error() }
+func (e *endError) Unwrap() error { return e.err }
