@@ -32,11 +32,11 @@ func (c *core) attempt(cl *call, place Place, bound time.Duration) (g Grant, err
 				g, err := tryOrClaim(ctx, b, req, place)
 				if place != nil && ctx.Err() != nil {
 					// Abandoned: the place was left before this Claim put it back in line.
-					c.leaveLate(ctx, place)
+					c.leaveLate(ctx, req.Owner, place)
 				}
 				return g, err
 			},
-			func(late Grant) { c.undo(ctx, late) })
+			func(late Grant) { c.undo(ctx, req.Owner, late) })
 	}
 	if err == nil {
 		if g == nil {
@@ -45,7 +45,7 @@ func (c *core) attempt(cl *call, place Place, bound time.Duration) (g Grant, err
 		return g, err
 	}
 	if g != nil {
-		c.undo(cl.ctx, g)
+		c.undo(cl.ctx, req.Owner, g)
 	}
 	switch he, held := errors.AsType[*HeldError](err); {
 	case held:

@@ -72,6 +72,7 @@ func (c *core) releaseRest(ctx context.Context) error {
 	}
 	ctx, cancel := detached(ctx)
 	defer cancel()
+	defer c.stopWork()
 	var late error
 	select {
 	case <-c.settled:

@@ -41,6 +41,10 @@ type core struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 
+	// work ends when Close has no time left for what is still to be given back.
+	work     context.Context
+	stopWork context.CancelFunc
+
 	mu    sync.Mutex
 	lines map[string]*line // one per key that is held, tried or waited for here
 	later later            // to be done when mu is free
@@ -54,6 +58,7 @@ type core struct {
 	deaf       bool               // to warnings: Close has waited for the last ones
 	orphans    map[*hold]struct{} // lost by Close, not yet released by their holders
 	unreturned map[*hold]error    // and those that could not be given back so far
+	owing      map[string]*owed   // by owner: what is being given back; see lasting
 	pending    int                // leads, attempts and detached work under way
 	returned   chan struct{}      // closed when there are no orphans left; see settle
 	settled    chan struct{}      // closed when nothing is pending either
@@ -98,6 +103,7 @@ func New(b Backend, cfg *Config) (Locker, error) {
 		orphans:  make(map[*hold]struct{}),
 
 		unreturned: make(map[*hold]error),
+		owing:      make(map[string]*owed),
 
 		closed: make(chan struct{}),
 	}
@@ -114,6 +120,7 @@ func New(b Backend, cfg *Config) (Locker, error) {
 		return nil, err
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.work, c.stopWork = context.WithCancel(context.Background())
 	if p, ok := b.(LossPusher); ok {
 		p.OnLoss(c.lossReported)
 	}
@@ -135,6 +142,9 @@ func (c *core) findInterfaces() error {
 
 	if c.info.Name == "" {
 		return invalidf("the backend %T has no name", c.b)
+	}
+	if c.info.Local && c.info.Multiplexed {
+		return invalidf("the backend %s is in this process, and declares sessions", c.info.Name)
 	}
 	for _, want := range []struct {
 		cap Capability

@@ -1,6 +1,9 @@
 package locker
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // stamp is the moment before a request is sent: what a lease is counted from.
 type stamp struct {
@@ -83,9 +86,20 @@ func (c *core) checkClock(h *hold) {
 	now := c.now()
 	switch {
 	case now < h.deadline():
+		return
 	case h.maxAt > 0 && now >= h.maxAt && h.maxAt <= h.end:
 		c.lose(h, &LostError{Reason: ReasonMaxHold})
 	default:
 		c.lose(h, &LostError{Reason: ReasonExpired, Err: h.renewal.lastErr})
+	}
+	if c.info.Multiplexed {
+		c.begin()
+		// A margin later, as where the store does it: the holder has this time to see it.
+		time.AfterFunc(min(h.storeEnd()-now, margin(h.ttl)), func() {
+			c.mu.Lock()
+			c.releaseLate(context.Background(), h)
+			c.end()
+			c.unlock()
+		})
 	}
 }

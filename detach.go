@@ -19,12 +19,16 @@ const detachedSlice = detachedBound / 4
 // that does not heed deadlines ends an attempt by a time-out of its own.
 func sliced(ctx context.Context, attempt func(context.Context) error) error {
 	slice := detachedSlice
-	if end, ok := ctx.Deadline(); ok && detachedBound-time.Until(end) >= detachedSlice {
+	if end, ok := ctx.Deadline(); !ok || detachedBound-time.Until(end) >= detachedSlice {
 		slice *= 2
 	}
-	ctx, cancel := context.WithTimeout(ctx, slice)
+	bounded, cancel := context.WithTimeout(ctx, slice)
 	defer cancel()
-	return attempt(ctx)
+	err := attempt(bounded)
+	if lost := lostMeanwhile(ctx); err != nil && lost != nil {
+		return lost
+	}
+	return err
 }
 
 // later collects what the code under c.mu wants done without it.
@@ -84,13 +88,49 @@ func detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), detachedBound)
 }
 
-// detach runs work that outlives its caller, bounded, and counted for Close. On a
-// store in this process it is done when c.mu is free, else on a goroutine. c.mu is
-// held.
-func (c *core) detach(ctx context.Context, work func(context.Context)) {
+// owed is a grant that is being given back.
+type owed struct{ lost context.CancelCauseFunc }
+
+// lasting makes the context of work that gives back what owner's request has, or may
+// have, in the store. It is detached's where the store ends that by itself in the end.
+// Where it does not, it lasts until the session is reported lost, or Close has no more
+// time.
+func (c *core) lasting(ctx context.Context, owner string) (context.Context, context.CancelFunc) {
+	if !c.info.Multiplexed || c.work.Err() != nil {
+		return detached(ctx)
+	}
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	unhook := context.AfterFunc(c.work, func() { cancel(context.Canceled) })
+	me := &owed{cancel}
+	c.mu.Lock()
+	c.owing[owner] = me
+	c.mu.Unlock()
+	return ctx, func() {
+		unhook()
+		cancel(context.Canceled)
+		c.mu.Lock()
+		if c.owing[owner] == me {
+			delete(c.owing, owner)
+		}
+		c.mu.Unlock()
+	}
+}
+
+// lostMeanwhile is the loss that has ended a context of lasting, if one has.
+func lostMeanwhile(ctx context.Context) error {
+	if lost, ok := context.Cause(ctx).(*LostError); ok {
+		return lost
+	}
+	return nil
+}
+
+// detach runs work that outlives its caller, for owner's request, as long as lasting
+// says, and counted for Close. On a store in this process it is done when c.mu is free,
+// else on a goroutine. c.mu is held.
+func (c *core) detach(ctx context.Context, owner string, work func(context.Context)) {
 	c.begin()
 	run := func() {
-		ctx, cancel := detached(ctx)
+		ctx, cancel := c.lasting(ctx, owner)
 		defer cancel()
 		work(ctx)
 		c.endNow()
@@ -102,12 +142,12 @@ func (c *core) detach(ctx context.Context, work func(context.Context)) {
 	}
 }
 
-// undo gives back a grant that nobody holds: its outcome was unknown, or it came
-// too late. The work is detached, and the TTL is the last resort.
-func (c *core) undo(ctx context.Context, g Grant) {
+// undo gives back owner's grant, which nobody holds: its outcome was unknown, or it
+// came too late. The work is detached, and the TTL is the last resort.
+func (c *core) undo(ctx context.Context, owner string, g Grant) {
 	c.mu.Lock()
 	defer c.unlock()
-	c.detach(ctx, func(ctx context.Context) { c.undoNow(ctx, g) })
+	c.detach(ctx, owner, func(ctx context.Context) { c.undoNow(ctx, g) })
 }
 
 func (c *core) undoNow(ctx context.Context, g Grant) {

@@ -44,8 +44,10 @@ type HeldError struct {
 	Key string
 
 	// Holder is what the store shows: the owner id, followed by a space and the
-	// label if one was given; whatever value another client stored; empty where
-	// the backend does not know.
+	// label if one was given; whatever value another client stored; the session
+	// that has the key, in the store's words, where that is all that the store
+	// knows (CapSessionHolder); empty where the backend does not know. Of a live
+	// grant of this Locker it is always the owner id and the label.
 	Holder string
 
 	// Remaining is how long the holder's lease lasts if nobody renews it. Zero

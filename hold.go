@@ -66,7 +66,7 @@ func (c *core) adopt(ln *line, cl *call, g Grant) (*hold, error) {
 	ln.early = nil
 	if err != nil {
 		c.unlock()
-		c.undo(cl.ctx, g)
+		c.undo(cl.ctx, cl.req.Owner, g)
 		return nil, err
 	}
 	ln.holder, ln.led, ln.answer = h, false, answer{}
@@ -113,6 +113,9 @@ func (c *core) finish(h *hold, err error) {
 func (c *core) lossReported(key, owner string, err error) {
 	c.mu.Lock()
 	defer c.unlock()
+	if lost := lostError(err); c.owing[owner] != nil && lost.Reason == ReasonSession {
+		c.owing[owner].lost(lost)
+	}
 	switch ln := c.lines[key]; {
 	case ln == nil:
 	case ln.holder != nil && ln.holder.req.Owner == owner:

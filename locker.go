@@ -67,7 +67,8 @@ type Lock interface {
 	// Key is the key as given.
 	Key() string
 
-	// Owner is this grant's id, a UUID; the store shows it.
+	// Owner is this grant's id, a UUID; the store shows it, if it shows more than
+	// its own sessions (CapSessionHolder).
 	Owner() string
 
 	// Token is the fencing token: larger than that of every earlier grant of the
@@ -112,6 +113,8 @@ type Lock interface {
 	// the caller waits for it until ctx ends, so that a deferred Release(ctx) works
 	// after ctx was cancelled (an already ended ctx counts as none). Any other
 	// error says that the store may go on showing the lock until its TTL; a second
-	// Release tries again.
+	// Release tries again. Where one session of the store carries many locks
+	// (Info.Multiplexed), no TTL ends a single one: the Locker itself goes on trying,
+	// until it has an answer or is closed.
 	Release(ctx context.Context) error
 }

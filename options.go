@@ -61,7 +61,8 @@ const (
 // Lock.TTL tells. Under MinTTL or over MaxTTL it is ErrInvalid.
 func WithTTL(ttl time.Duration) Option { return Option{set: setTTL, dur: ttl} }
 
-// WithLabel adds a text for operators to what the store shows of the holder:
+// WithLabel adds a text for operators to what the store shows of the holder, unless
+// that is only its own session (CapSessionHolder):
 // valid UTF-8 without control characters, at most 128 bytes. It identifies
 // nobody: the owner id does.
 func WithLabel(label string) Option { return Option{set: setLabel, text: label} }
@@ -73,7 +74,8 @@ func WithoutRenewal() Option { return Option{set: setNoRenewal} }
 // WithMaxHold ends the automatic renewal, and with it the hold, after d: a holder
 // that hangs does not block the others for ever. It has to be positive. The lock
 // is lost then (ReasonMaxHold); the store frees the key when the last lease runs
-// out, or when the holder calls Release.
+// out, or when the holder calls Release. Where one session of the store carries many
+// locks (Info.Multiplexed), the Locker gives the key back a margin after the loss.
 func WithMaxHold(d time.Duration) Option { return Option{set: setMaxHold, dur: d} }
 
 // WithoutHandover makes this lock go back to the store on release, even when the

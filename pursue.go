@@ -116,7 +116,7 @@ func (c *core) listen(ln *line, cl *call, p *pursuit, held *HeldError) (pushed, 
 		req := cl.req
 		p.place, err = guarded(ctx, c, nil, patience,
 			func(ctx context.Context) (Place, error) { return c.queuer.Enqueue(ctx, req) },
-			func(late Place) { c.leaveLate(ctx, late) })
+			func(late Place) { c.leaveLate(ctx, req.Owner, late) })
 		if err != nil {
 			p.place = nil
 		}
@@ -198,16 +198,16 @@ func (p *pursuit) recheck(remaining time.Duration, pushed bool) time.Duration {
 // leavePlace gives up the place in the store's line, if there is one.
 func (c *core) leavePlace(cl *call, p *pursuit) {
 	if p.place != nil {
-		c.leaveLate(cl.ctx, p.place)
+		c.leaveLate(cl.ctx, cl.req.Owner, p.place)
 		p.place = nil
 	}
 }
 
 // leaveLate gives a place up without holding up anybody.
-func (c *core) leaveLate(ctx context.Context, place Place) {
+func (c *core) leaveLate(ctx context.Context, owner string, place Place) {
 	c.mu.Lock()
 	defer c.unlock()
-	c.detach(ctx, func(ctx context.Context) {
+	c.detach(ctx, owner, func(ctx context.Context) {
 		var b backoff
 		for {
 			err := sliced(ctx, place.Leave)

@@ -24,7 +24,8 @@ type releaseWork struct {
 	done  chan struct{} // closed when err is set
 	err   error
 	over  bool
-	leads bool // the line waits for it
+	leads bool               // the line waits for it
+	stop  context.CancelFunc // ends the attempts, which may go on when it is over
 }
 
 // Release implements Lock.
@@ -35,13 +36,8 @@ func (h *hold) Release(ctx context.Context) error {
 	switch {
 	case errors.Is(h.err, ErrLost):
 		err := h.err
-		send := !h.ending.lateOut && !h.gone()
-		h.ending.lateOut = true
-		_, closed := c.orphans[h]
+		c.releaseLate(ctx, h)
 		delete(c.orphans, h)
-		if send {
-			c.releaseLate(ctx, h, closed)
-		}
 		c.settle()
 		c.unlock()
 		return err
@@ -55,11 +51,15 @@ func (h *hold) Release(ctx context.Context) error {
 	}
 	w := h.ending.work
 	if w == nil || w.over {
+		before := w
 		w = &releaseWork{done: make(chan struct{}), leads: c.giveUp(h)}
 		h.ending.work = w
 		leaseLeft := max(h.storeEnd()-c.now(), 0)
 		c.begin()
 		c.unlock()
+		if before != nil {
+			before.stop() // this one goes on with it
+		}
 		c.startRelease(ctx, h, w, leaseLeft)
 	} else {
 		c.unlock()
@@ -145,11 +145,16 @@ func (h *hold) gone() bool {
 }
 
 // startRelease runs the work and sees to it that it counts as over in time. If the
-// caller may leave before, or the driver may not come back, it has a goroutine of its
-// own. The line waits for it until the store lets the key go by itself.
+// caller may leave before, or the driver may not come back, or the attempts go on after
+// that, it has a goroutine of its own. The line waits for it until the store lets the
+// key go by itself.
 func (c *core) startRelease(ctx context.Context, h *hold, w *releaseWork, leaseLeft time.Duration) {
-	apart := !c.info.Deadlines || ctx.Done() != nil
-	ctx, cancel := detached(ctx)
+	apart := !c.info.Deadlines || ctx.Done() != nil || c.info.Multiplexed
+	bound, cancel := detached(ctx)
+	ctx, w.stop = bound, cancel
+	if c.info.Multiplexed {
+		ctx, w.stop = c.lasting(ctx, h.req.Owner)
+	}
 	var leaseEnd *time.Timer
 	if leaseLeft < detachedBound {
 		leaseEnd = time.AfterFunc(leaseLeft, func() {
@@ -160,6 +165,7 @@ func (c *core) startRelease(ctx context.Context, h *hold, w *releaseWork, leaseL
 	}
 	end := func() {
 		cancel()
+		w.stop()
 		if leaseEnd != nil {
 			leaseEnd.Stop()
 		}
@@ -169,7 +175,7 @@ func (c *core) startRelease(ctx context.Context, h *hold, w *releaseWork, leaseL
 		end()
 		return
 	}
-	stopBound := context.AfterFunc(ctx, func() {
+	stopBound := context.AfterFunc(bound, func() {
 		c.mu.Lock()
 		c.releaseOver(h, w, errNoAnswer)
 		c.unlock()
@@ -181,7 +187,8 @@ func (c *core) startRelease(ctx context.Context, h *hold, w *releaseWork, leaseL
 	}()
 }
 
-// releaseNow repeats the attempt until the answer is definite or ctx ends.
+// releaseNow repeats the attempt until the answer is definite or ctx ends. That may be
+// when w is over long since: see lasting.
 func (c *core) releaseNow(ctx context.Context, h *hold, w *releaseWork) {
 	c.awaitRenewals(ctx, h)
 	var b backoff
@@ -199,7 +206,7 @@ func (c *core) releaseNow(ctx context.Context, h *hold, w *releaseWork) {
 			}
 			c.releaseLine(h, w)
 			c.unlock()
-			last = !sleep(ctx, b.next())
+			last = !sleep(ctx, b.next()) && lostMeanwhile(ctx) == nil
 			c.mu.Lock()
 		}
 		if last {
@@ -284,22 +291,29 @@ func (c *core) releaseLine(h *hold, w *releaseWork) {
 	}
 }
 
-// releaseLate sends the one attempt that follows a loss: the store may still show
-// the lock, and others need not wait for its end. If it was Close that ended the
-// lock, the attempt is repeated, and Close tells if that did not help.
-func (c *core) releaseLate(ctx context.Context, h *hold, closed bool) {
-	c.detach(ctx, func(ctx context.Context) {
+// releaseLate sends, once, the attempt that follows a loss: the store may still show the
+// lock, and others need not wait for its end. If it was Close that ended the lock, or if
+// the store would not, the attempt is repeated, and Close tells if that did not help.
+// c.mu is held.
+func (c *core) releaseLate(ctx context.Context, h *hold) {
+	if h.ending.lateOut || h.gone() {
+		return
+	}
+	h.ending.lateOut = true
+	_, closed := c.orphans[h]
+	c.detach(ctx, h.req.Owner, func(ctx context.Context) {
 		var b backoff
 		for {
 			err := sliced(ctx, h.grant.Release)
-			if !closed {
+			if !closed && !c.info.Multiplexed {
 				return
 			}
 			done := err == nil || errors.Is(err, ErrLost)
 			c.mu.Lock()
-			if done {
+			switch {
+			case done:
 				delete(c.unreturned, h)
-			} else {
+			case closed:
 				c.unreturned[h] = fmt.Errorf("key %s: %w", short(h.req.Key), err)
 			}
 			c.mu.Unlock()
