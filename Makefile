@@ -69,5 +69,5 @@ cross: ## Builds and vets the code for other systems.
 	mv .bin/gotestsum $@
 
 .PHONY: deps
-deps: ## Installs what the tests need and this machine lacks: Redis, PostgreSQL, PgBouncer, and a C compiler for -race.
+deps: ## Installs what the tests need and this machine lacks: Redis, PostgreSQL, PgBouncer, ip, and a C compiler for -race.
 	@bash .ci/deps

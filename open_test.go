@@ -39,6 +39,8 @@ func TestOpen_refusesWhatItDoesNotUnderstand(t *testing.T) {
 		"redis:geheim":               "no //",
 		"ftp://x":                    "unknown scheme",
 		"redis://x":                  "github.com/go-locker/locker/redislock",
+		"postgres://u:geheim@h/db":   "github.com/go-locker/locker/pglock",
+		"postgresql://h":             "github.com/go-locker/locker/pglock",
 		"redis-cluster://a:1,b:2":    "github.com/go-locker/locker/redislock",
 		"redis-sentinel://a:1/m":     "github.com/go-locker/locker/redislock",
 		"mem://a,b":                  "mem://",

@@ -93,7 +93,7 @@ func TestRelease_leavesANewHolderAlone(t *testing.T) {
 	w := newWorld(t)
 	k := w.hold("k")
 	var out, errs strings.Builder
-	err := newApp(&out, &errs).forceRelease(t.Context(), "k", locker.Holding{Holder: "the one before"}, w.locker().(locker.Inspector))
+	err := newApp(&out, &errs).forceRelease(t.Context(), asStore(w.locker()), "k", locker.Holding{Holder: "the one before"}, false)
 	var e *exitError
 	require.ErrorAs(t, err, &e)
 	assert.Equal(t, exitChanged, e.code)

@@ -4,7 +4,7 @@
 //	locker run [-n | -w D] [-E CODE] [--ttl D] [--grace D] [--label TEXT] KEY -- COMMAND [ARGUMENT...]
 //	locker who KEY
 //	locker ls [--all]
-//	locker release --force KEY
+//	locker release --force [--session] KEY
 //	locker conformance [-run REGEXP] [-faults] [-ttl D] [-json FILE] [-junit FILE] [-list] [URL]
 //	locker help [COMMAND]
 //	locker --version
@@ -95,12 +95,20 @@
 // ls lists the held keys, one line each: key, remaining time, token, holder and label,
 // separated by tabs; "-" stands for what is not known. It is not a snapshot. On Redis a
 // lock cannot be told from other strings by anything but its name, so without a prefix
-// in the URL ls wants --all, and lists the others too.
+// in the URL ls wants --all, and lists the others too. Postgres' advisory locks have
+// no names: ls shows the number of each, of other applications too, which pglock.Key
+// tells of a key, and who takes a KEY as everywhere.
 //
 // release --force frees KEY if its holder is still the one that it looked up and says it
 // broke. That holder is told by push or at its next renewal, and may be at work until
 // then. It is 1 if KEY is free, and 2 if the holder changed meanwhile; nothing is done
 // then. All three are 64 and 69 as run is.
+//
+// Where the holder is a session of the store, as with Postgres' advisory locks, who shows
+// that ("pid 4711 (app [locker 30s])"), and no label. It can only be ended as a whole, and
+// all its locks fall. So release --force is 64 there, and says how many there are;
+// with --session it ends the session, and says how many fell: those that ls showed just
+// before. Elsewhere --session is 64.
 //
 // # conformance
 //

@@ -1,10 +1,11 @@
 // Command soak runs what takes too long for make test, and prints its figures: many
-// random histories and repeated trials on real servers of its own, alone and behind
-// Sentinel and in a cluster. make soak runs all of it; -only chooses.
+// random histories and repeated trials on real servers of its own: Redis alone, behind
+// Sentinel and in a cluster, and each kind of lock on Postgres. make soak runs all of it;
+// -only chooses.
 //
 // It exits with 1 if a lock broke its contract, or if a control, a lock that is
 // known to be broken, was not caught; with 2 if it could not be run, or was ended by
-// Ctrl-C. It needs redis-server. Two at a time on one machine measure each other.
+// Ctrl-C. It needs redis-server, Postgres and PgBouncer. Two at a time on one machine measure each other.
 package main
 
 import (
@@ -12,10 +13,14 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"regexp"
+	"slices"
 	"time"
+
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/go-locker/locker"
 	"github.com/go-locker/locker/conformance"
@@ -31,39 +36,71 @@ const urlEnv = "LOCKER_SOAK_URL"
 const ttl = 500 * time.Millisecond
 
 type soak struct {
-	seeds  uint64 // of one server
+	out    io.Writer
 	first  uint64
-	others uint64 // of Sentinel and the cluster
+	seeds  uint64        // of each part; 0: as many as it has by default
+	length time.Duration // of a history; 0: its default
 	trials int
 	broken bool
 }
 
-func main() { os.Exit(run()) }
+func main() { os.Exit(command()) }
 
-func run() int {
+func command() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
+	logging.Disable() // what the driver logs, the figures tell
 	registerControls()
 	if conformance.Child(ctx, harness(os.Getenv(urlEnv))) {
 		return 0
 	}
+	return run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+}
 
-	var s soak
-	flag.Uint64Var(&s.first, "seed", 1, "the first seed")
-	flag.Uint64Var(&s.seeds, "seeds", 100, "histories on one server")
-	flag.Uint64Var(&s.others, "others", 30, "histories on Sentinel and on a cluster, each")
-	flag.IntVar(&s.trials, "trials", 20, "trials of each figure")
-	only := flag.String("only", "", "only the parts whose name matches this `regexp`")
-	flag.Parse()
-	chosen, err := regexp.Compile(*only)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
+func run(ctx context.Context, args []string, out, errs io.Writer) int {
+	s := soak{out: out}
+	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
+	flags.SetOutput(errs)
+	flags.Uint64Var(&s.first, "seed", 1, "the first seed")
+	flags.Uint64Var(&s.seeds, "seeds", 0, "histories of each kind; 0 is 100 on one Redis, 30 on Sentinel and on a cluster, 50 on each kind of Postgres lock")
+	flags.DurationVar(&s.length, "length", 0, "for how long a history has faults; 0 is 12 TTLs")
+	flags.IntVar(&s.trials, "trials", 20, "trials of each figure")
+	only := flags.String("only", "", "only the parts whose name matches this `regexp`")
+	switch err := flags.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return 0
+	case err != nil:
 		return 2
 	}
-	for _, part := range []struct {
-		name string
-		run  func(context.Context) error
-	}{
+	chosen, err := regexp.Compile(*only)
+	if err != nil {
+		fmt.Fprintln(errs, err)
+		return 2
+	}
+	for _, part := range s.parts() {
+		if !chosen.MatchString(part.name) {
+			continue
+		}
+		fmt.Fprintf(out, "%s (%s, TTL %v)\n", part.name, time.Now().Format(time.DateOnly), ttl)
+		if err := part.run(ctx); err != nil {
+			fmt.Fprintf(errs, "%s: %v\n", part.name, err)
+			return 2
+		}
+	}
+	if s.broken {
+		return 1
+	}
+	return 0
+}
+
+// part is what -only chooses.
+type part struct {
+	name string
+	run  func(context.Context) error
+}
+
+func (s *soak) parts() []part {
+	return slices.Concat([]part{
 		{"controls", s.controls},
 		{"histories/redis", s.historiesOnRedis},
 		{"histories/sentinel", s.historiesOnSentinel},
@@ -72,20 +109,7 @@ func run() int {
 		{"trials/sentinel", s.trialsOnSentinel},
 		{"trials/cluster", s.trialsOnCluster},
 		{"trials/replicas", s.trialsOfReplicas},
-	} {
-		if !chosen.MatchString(part.name) {
-			continue
-		}
-		fmt.Printf("%s (%s, TTL %v)\n", part.name, time.Now().Format(time.DateOnly), ttl)
-		if err := part.run(ctx); err != nil {
-			fmt.Fprintf(os.Stderr, "%s: %v\n", part.name, err)
-			return 2
-		}
-	}
-	if s.broken {
-		return 1
-	}
-	return 0
+	}, s.partsOnPostgres())
 }
 
 // harness reaches a store by its URL.

@@ -14,9 +14,13 @@ import (
 	"github.com/go-locker/locker/internal/testenv"
 )
 
+// faultsOfOneServer are the cases that measure: how long before the server frees a key
+// its holder knows, and when a waiter has it.
+const faultsOfOneServer = `^(H2/(black-hole|requests-lost|replies-lost|reset|server-frozen|stopped-process)|W1/killed-holder)$`
+
 func (s *soak) trialsOnRedis(ctx context.Context) error {
 	return withRedis(ctx, func(h conformance.Harness) error {
-		return s.repeat(ctx, h, `^(H2/(black-hole|requests-lost|replies-lost|reset|server-frozen|stopped-process)|W1/killed-holder)$`)
+		return s.repeat(ctx, h, faultsOfOneServer)
 	})
 }
 
@@ -41,7 +45,7 @@ func (s *soak) repeat(ctx context.Context, h conformance.Harness, cases string) 
 			case conformance.Pass:
 			default:
 				failed++
-				fmt.Println("  ", r)
+				fmt.Fprintln(s.out, "  ", r)
 			}
 			for _, f := range r.Figures {
 				figures[f.Name] = append(figures[f.Name], f.Value)
@@ -49,14 +53,18 @@ func (s *soak) repeat(ctx context.Context, h conformance.Harness, cases string) 
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(figures)) {
-		values := figures[name]
-		slices.Sort(values)
-		fmt.Printf("   %s: least %.1f ms, median %.1f ms, most %.1f ms of %d\n", name,
-			ms(values[0]), ms(values[len(values)/2]), ms(values[len(values)-1]), len(values))
+		s.print(name, figures[name])
 	}
-	fmt.Printf("   %d trials: %d cases failed\n", s.trials, failed)
+	fmt.Fprintf(s.out, "   %d trials: %d cases failed\n", s.trials, failed)
 	s.broken = s.broken || failed > 0
 	return nil
+}
+
+// print tells what was measured.
+func (s *soak) print(name string, values []time.Duration) {
+	slices.Sort(values)
+	fmt.Fprintf(s.out, "   %s: least %.1f ms, median %.1f ms, most %.1f ms of %d\n", name,
+		ms(values[0]), ms(values[len(values)/2]), ms(values[len(values)-1]), len(values))
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
@@ -75,10 +83,10 @@ func (s *soak) trialsOfReplicas(ctx context.Context) error {
 			double, refused, kept = double+d, refused+r, kept+k
 		}
 		if replicas != "" {
-			fmt.Printf("   waiting for the replica: %d of %d grants refused, %d of %d held locks kept, %d double grants\n", refused, s.trials, kept, s.trials, double)
+			fmt.Fprintf(s.out, "   waiting for the replica: %d of %d grants refused, %d of %d held locks kept, %d double grants\n", refused, s.trials, kept, s.trials, double)
 			s.broken = s.broken || double > 0
 		} else {
-			fmt.Printf("   not waiting, for comparison: %d of %d grants refused, %d double grants\n", refused, s.trials, double)
+			fmt.Fprintf(s.out, "   not waiting, for comparison: %d of %d grants refused, %d double grants\n", refused, s.trials, double)
 		}
 	}
 	return nil

@@ -11,66 +11,74 @@ import (
 // wait for several servers, for 30 s at most. It is safe for concurrent use, and does
 // one thing at a time: to break a second server before the first is mended is an error.
 type InCharge struct {
-	find  func(ctx context.Context) (*Redis, error)
+	find  func(ctx context.Context) (*server, error)
 	whole func(ctx context.Context) error
 
 	mu     sync.Mutex
-	broken *Redis
+	broken *server
 }
 
 // InCharge is this server.
-func (r *Redis) InCharge() *InCharge {
+func (s *server) InCharge() *InCharge {
 	return &InCharge{
-		find:  func(context.Context) (*Redis, error) { return r, nil },
+		find:  func(context.Context) (*server, error) { return s, nil },
 		whole: func(context.Context) error { return nil },
 	}
 }
 
 // InCharge is the master.
 func (s *Sentinel) InCharge() *InCharge {
-	return &InCharge{find: s.Master, whole: s.AwaitReplicas}
+	return &InCharge{
+		find:  func(ctx context.Context) (*server, error) { return asServer(s.Master(ctx)) },
+		whole: s.AwaitReplicas,
+	}
 }
 
 // InCharge is the node that serves key.
 func (c *Cluster) InCharge(key string) *InCharge {
 	return &InCharge{
-		find:  func(ctx context.Context) (*Redis, error) { return c.MasterFor(ctx, key) },
+		find:  func(ctx context.Context) (*server, error) { return asServer(c.MasterFor(ctx, key)) },
 		whole: c.AwaitOK,
 	}
 }
 
+func asServer(r *Redis, err error) (*server, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &r.server, nil
+}
+
 // Pause stops the server in its tracks.
-func (i *InCharge) Pause(ctx context.Context) error { return i.breakBy(ctx, (*Redis).Pause) }
+func (i *InCharge) Pause(ctx context.Context) error { return i.breakBy(ctx, (*server).Pause) }
 
 // Kill ends the server at once.
-func (i *InCharge) Kill(ctx context.Context) error { return i.breakBy(ctx, (*Redis).Kill) }
+func (i *InCharge) Kill(ctx context.Context) error { return i.breakBy(ctx, (*server).Kill) }
 
 // Resume lets the server that was paused go on, and waits until all servers are
 // again what they have to be to each other.
-func (i *InCharge) Resume(ctx context.Context) error {
-	return i.mendBy(ctx, func(r *Redis) error { return r.Resume() })
-}
+func (i *InCharge) Resume(ctx context.Context) error { return i.mendBy(ctx, (*server).Resume) }
 
 // Restart starts the server that was killed, and waits as Resume does.
 func (i *InCharge) Restart(ctx context.Context) error {
-	return i.mendBy(ctx, func(r *Redis) error { return r.Restart(ctx) })
+	return i.mendBy(ctx, func(s *server) error { return s.Restart(ctx) })
 }
 
-func (i *InCharge) breakBy(ctx context.Context, how func(*Redis) error) error {
+func (i *InCharge) breakBy(ctx context.Context, how func(*server) error) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.broken != nil {
 		return errors.New("testenv: a server is broken already")
 	}
-	r, err := i.find(ctx)
+	s, err := i.find(ctx)
 	if err != nil {
 		return err
 	}
-	i.broken = r
-	return how(r)
+	i.broken = s
+	return how(s)
 }
 
-func (i *InCharge) mendBy(ctx context.Context, how func(*Redis) error) error {
+func (i *InCharge) mendBy(ctx context.Context, how func(*server) error) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.broken == nil {

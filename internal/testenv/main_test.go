@@ -10,8 +10,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// asOwner, set in the environment, makes this test binary a program that starts the
-// server it names, prints its address and process id, and waits for the end of its
+// asOwner, set in the environment, makes this test binary a program that starts what
+// it names, prints its address and process id, and waits for the end of its
 // input. It is what a test kills to see what becomes of the server.
 const asOwner = "LOCKER_TESTENV_OWNER"
 
@@ -19,6 +19,7 @@ const (
 	ownsRedis          = "redis"
 	ownsPostgres       = "postgres"
 	ownsPausedPostgres = "paused postgres"
+	ownsNamespace      = "namespace"
 )
 
 func TestMain(m *testing.M) {
@@ -29,30 +30,39 @@ func TestMain(m *testing.M) {
 }
 
 func ownServer(kind string) {
-	s, err := startOwned(kind)
+	at, pid, err := startOwned(kind)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	fmt.Println(s.addr, s.PID())
+	fmt.Println(at, pid)
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	os.Exit(0) // without Stop
 }
 
-func startOwned(kind string) (*server, error) {
-	if kind == ownsRedis {
-		r, err := StartRedis(context.Background(), nil)
+// startOwned returns the address of what it starts, or its name, and the process id.
+func startOwned(kind string) (at string, pid int, err error) {
+	ctx := context.Background()
+	switch kind {
+	case ownsRedis:
+		r, err := StartRedis(ctx, nil)
 		if err != nil {
-			return nil, err
+			return "", 0, err
 		}
-		return &r.server, nil
+		return r.addr, r.PID(), nil
+	case ownsNamespace:
+		n, err := StartNamespace(ctx)
+		if err != nil {
+			return "", 0, err
+		}
+		return n.link, n.holder.pid(), nil
 	}
-	p, err := StartPostgres(context.Background(), &PostgresConfig{Fast: true})
+	p, err := StartPostgres(ctx, &PostgresConfig{Fast: true})
 	if err != nil {
-		return nil, err
+		return "", 0, err
 	}
 	if kind == ownsPausedPostgres {
 		err = p.Pause()
 	}
-	return &p.server, err
+	return p.addr, p.PID(), err
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -36,7 +35,7 @@ type PgBouncerConfig struct {
 
 // PgBouncer is one PgBouncer, in front of a Postgres. It is safe for concurrent use.
 // As root it is run by the user postgres. It has nothing to save: Stop and Restart
-// kill it.
+// kill it. Other than by default, it tries a server that was down again every 100 ms.
 type PgBouncer struct{ server }
 
 var pgBouncerServer = program{
@@ -128,6 +127,7 @@ func (b *PgBouncer) configure(of *Postgres, port int, cfg *PgBouncerConfig) erro
 		"auth_file = " + bouncerListName,
 		"auth_user = " + superuser,
 		"admin_users = " + superuser,
+		"server_login_retry = 0.1", // by default it leaves a server that was down alone for 15 s
 	}
 	if cfg.Mode != "" {
 		lines = append(lines, "pool_mode = "+cfg.Mode)
@@ -146,21 +146,14 @@ func (b *PgBouncer) configure(of *Postgres, port int, cfg *PgBouncerConfig) erro
 }
 
 // URL is the server's URL through the PgBouncer.
-func (b *PgBouncer) URL() string { return postgresURL(b.addr, superuser, superuser, "postgres") }
+func (b *PgBouncer) URL() string { return postgresURL(b.addr, "postgres") }
 
 // Through turns one of the server's URLs, such as NewDatabase and AddRole return,
 // into one through the PgBouncer.
-func (b *PgBouncer) Through(serverURL string) (string, error) {
-	u, err := url.Parse(serverURL)
-	if err != nil {
-		return "", errors.New("testenv: the server's URL cannot be read") // there is a password in it
-	}
-	u.Host = b.addr
-	return u.String(), nil
-}
+func (b *PgBouncer) Through(serverURL string) (string, error) { return withHost(serverURL, b.addr) }
 
 // Ping is nil if the PgBouncer answers for itself, whether the server does or not. It
 // blocks until the answer or ctx's end.
 func (b *PgBouncer) Ping(ctx context.Context) error {
-	return askPostgres(ctx, postgresURL(b.addr, superuser, superuser, "pgbouncer"), func(*pgconn.PgConn) error { return nil })
+	return askPostgres(ctx, postgresURL(b.addr, "pgbouncer"), func(*pgconn.PgConn) error { return nil })
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -21,6 +22,11 @@ type PostgresConfig struct {
 	// committed is still there after Kill and Restart, but not after the machine's
 	// end.
 	Fast bool
+
+	// Listen are addresses of this machine, with their networks, on which the server
+	// is to be reached besides 127.0.0.1, such as a Namespace's Host. Who comes from
+	// such a network needs a password, as everybody does. At makes URLs for them.
+	Listen []netip.Prefix
 
 	// Settings are further lines of postgresql.conf, such as "max_connections = 5".
 	// They come last, so they win, except over the port and the address.
@@ -66,11 +72,16 @@ func StartPostgres(ctx context.Context, cfg *PostgresConfig) (*Postgres, error) 
 	if cfg == nil {
 		cfg = &PostgresConfig{}
 	}
-	return startPostgres(ctx, func(p *Postgres) error {
+	for _, at := range cfg.Listen {
+		if !at.IsValid() {
+			return nil, errors.New("testenv: an address to listen on that is none")
+		}
+	}
+	return startPostgres(ctx, cfg.Listen, func(p *Postgres) error {
 		if err := p.copyData(ctx); err != nil {
 			return err
 		}
-		return p.appendConf(cfg.lines())
+		return errors.Join(p.appendConf("postgresql.conf", cfg.lines()), p.appendConf("pg_hba.conf", cfg.access()))
 	})
 }
 
@@ -88,8 +99,17 @@ func (cfg *PostgresConfig) lines() []string {
 	return append(lines, cfg.Settings...)
 }
 
+// access are the lines of pg_hba.conf that the config stands for.
+func (cfg *PostgresConfig) access() []string {
+	var lines []string
+	for _, at := range cfg.Listen {
+		lines = append(lines, strings.Join([]string{"host", "all", "all", at.Masked().String(), "scram-sha-256"}, " "))
+	}
+	return lines
+}
+
 // startPostgres starts a server on the data that prepare makes in its directory.
-func startPostgres(ctx context.Context, prepare func(*Postgres) error) (*Postgres, error) {
+func startPostgres(ctx context.Context, listen []netip.Prefix, prepare func(*Postgres) error) (*Postgres, error) {
 	if err := context.Cause(ctx); err != nil {
 		return nil, err
 	}
@@ -113,9 +133,13 @@ func startPostgres(ctx context.Context, prepare func(*Postgres) error) (*Postgre
 	if err != nil {
 		return nil, errors.Join(err, p.clear())
 	}
+	addrs := "127.0.0.1"
+	for _, at := range listen {
+		addrs += "," + at.Addr().String()
+	}
 	err = p.start(ctx, func(port int) error {
-		p.url = postgresURL(p.addr, superuser, superuser, "postgres")
-		p.cmd = []string{programs.postgres, "-D", dataName, "-h", "127.0.0.1", "-p", strconv.Itoa(port)}
+		p.url = postgresURL(p.addr, "postgres")
+		p.cmd = []string{programs.postgres, "-D", dataName, "-h", addrs, "-p", strconv.Itoa(port)}
 		return nil
 	})
 	if err != nil {
@@ -124,16 +148,17 @@ func startPostgres(ctx context.Context, prepare func(*Postgres) error) (*Postgre
 	return p, nil
 }
 
-func postgresURL(addr, user, password, database string) string {
+// postgresURL is that of a database for the superuser.
+func postgresURL(addr, database string) string {
 	u := url.URL{
-		Scheme: "postgres", User: url.UserPassword(user, password), Host: addr, Path: "/" + database, RawQuery: "sslmode=disable",
+		Scheme: "postgres", User: url.UserPassword(superuser, superuser), Host: addr, Path: "/" + database, RawQuery: "sslmode=disable",
 	}
 	return u.String()
 }
 
-// appendConf adds lines to postgresql.conf.
-func (p *Postgres) appendConf(lines []string) error {
-	f, err := os.OpenFile(filepath.Join(p.dir, dataName, "postgresql.conf"), os.O_APPEND|os.O_WRONLY, 0)
+// appendConf adds lines to a file of the server's settings.
+func (p *Postgres) appendConf(name string, lines []string) error {
+	f, err := os.OpenFile(filepath.Join(p.dir, dataName, name), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
@@ -189,6 +214,25 @@ func AnyPostgres(ctx context.Context) (*Postgres, error) {
 // "postgres://user:password@127.0.0.1:port/postgres?sslmode=disable". For a server
 // that was given it is the URL that was.
 func (p *Postgres) URL() string { return p.url }
+
+// At turns one of the server's URLs, such as NewDatabase and AddRole return, into one
+// for an address on which it listens.
+func (p *Postgres) At(serverURL string, addr netip.Addr) (string, error) {
+	_, port, err := net.SplitHostPort(p.addr)
+	if err != nil {
+		return "", err
+	}
+	return withHost(serverURL, net.JoinHostPort(addr.String(), port))
+}
+
+func withHost(serverURL, host string) (string, error) {
+	u, err := url.Parse(serverURL)
+	if err != nil {
+		return "", errors.New("testenv: the server's URL cannot be read") // there is a password in it
+	}
+	u.Host = host
+	return u.String(), nil
+}
 
 // Stop ends the server and removes its directory. It asks first and kills after 5 s.
 // A second Stop does nothing. Of a server that was given it removes the databases and

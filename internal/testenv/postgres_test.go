@@ -250,7 +250,7 @@ func TestStartPostgres_endsWithItsContext(t *testing.T) {
 			t.Setenv("LOCKER_TEST_POSTGRES_BIN", bin)
 			tmp := openTemp(t)
 			script := "#!/bin/sh\ncase $* in --version) exit;; esac\ncase $0 in */" + stuck + ") echo loading; sleep 60;; esac\n" +
-				"mkdir -p data; echo >data/postgresql.conf\n"
+				"mkdir -p data; echo >data/postgresql.conf; echo >data/pg_hba.conf\n"
 			for _, name := range []string{"postgres", "initdb", "pg_basebackup"} {
 				require.NoError(t, os.WriteFile(filepath.Join(bin, name), []byte(script), 0o755))
 			}

@@ -16,7 +16,7 @@ func StartPostgresStandby(ctx context.Context, of *Postgres) (*Postgres, error) 
 	if of.dir == "" {
 		return nil, ErrNotOurs
 	}
-	p, err := startPostgres(ctx, func(p *Postgres) error {
+	p, err := startPostgres(ctx, nil, func(p *Postgres) error {
 		return p.runToEnd(ctx, p.programs.basebackup,
 			"-D", dataName, "-d", of.url, "--write-recovery-conf", "--checkpoint", "fast", "--no-sync")
 	})

@@ -7,6 +7,7 @@
 // paused, killed and restarted by itself.
 //
 // StartPostgres, StartPostgresStandby and StartPgBouncer do the same for Postgres.
+// StartNamespace is a network from which a client can vanish.
 //
 // It does not import testing. A test needs three lines:
 //
@@ -14,8 +15,9 @@
 //	if testenv.Skippable(err) { t.Skip(err) }
 //	require.NoError(t, err)
 //
-// A server that is not installed is the only reason to skip, and none when
-// LOCKER_TEST_REQUIRE is 1, as make test sets it: there a missing server fails.
+// A server that is not installed is a reason to skip, but not when
+// LOCKER_TEST_REQUIRE is 1, as make test sets it: there a missing server fails. The
+// only other one is a network namespace that takes root on Linux.
 //
 // On Linux a server dies with the process that started it, however that ends.
 // Elsewhere, and for the directory everywhere, only Stop cleans up; and so for 56 bytes
@@ -32,6 +34,10 @@ var (
 	// functions.
 	ErrNotInstalled = errors.New("testenv: server is not installed, run make deps")
 
+	// ErrNoNamespace: this system, or the rights of this process, do not allow for a
+	// network namespace. Returned by StartNamespace.
+	ErrNoNamespace = errors.New("testenv: no network namespace")
+
 	// ErrNotOurs: the server was named by an environment variable, and what was
 	// asked needs one that this package started. Returned by the methods that
 	// pause, end or restart a server.
@@ -46,5 +52,9 @@ var (
 func Required() bool { return os.Getenv("LOCKER_TEST_REQUIRE") == "1" }
 
 // Skippable reports whether a test that got err may be skipped: the server is not
-// installed, and that is allowed.
-func Skippable(err error) bool { return errors.Is(err, ErrNotInstalled) && !Required() }
+// installed, and that is allowed, or there is no network namespace. The latter is no
+// reason for root on Linux where everything has to be there.
+func Skippable(err error) bool {
+	return errors.Is(err, ErrNotInstalled) && !Required() ||
+		errors.Is(err, ErrNoNamespace) && !(Required() && mayHaveNamespace())
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/conformance"
+	"github.com/go-locker/locker/internal/testenv"
+)
+
+// postgresModes are the kinds of locks on a Postgres.
+var postgresModes = []string{"advisory", "lease", "row"}
+
+// mode is what a URL says to have that kind of locks, and to make what they need.
+func mode(name string) string { return "&locker_mode=" + name + "&locker_create=true" }
+
+func (s *soak) partsOnPostgres() []part {
+	var parts []part
+	for _, name := range postgresModes {
+		parts = append(parts,
+			part{"histories/postgres-" + name, func(ctx context.Context) error {
+				return withPostgres(ctx, mode(name), func(h conformance.Harness) error { return s.histories(ctx, h, 50) })
+			}},
+			part{"trials/postgres-" + name, func(ctx context.Context) error {
+				return withPostgres(ctx, mode(name), func(h conformance.Harness) error { return s.repeat(ctx, h, faultsOfOneServer) })
+			}},
+			part{"trials/postgres-vanished-" + name, func(ctx context.Context) error { return s.trialsOfVanishing(ctx, mode(name)) }},
+		)
+	}
+	return append(parts,
+		part{"histories/postgres-bouncer", func(ctx context.Context) error {
+			return withPgBouncer(ctx, func(h conformance.Harness) error { return s.histories(ctx, h, 50) })
+		}},
+		part{"trials/postgres-bouncer", func(ctx context.Context) error {
+			return withPgBouncer(ctx, func(h conformance.Harness) error { return s.repeat(ctx, h, faultsOfOneServer) })
+		}},
+	)
+}
+
+func withPostgres(ctx context.Context, query string, run func(h conformance.Harness) error) error {
+	srv, err := testenv.StartPostgres(ctx, nil)
+	if err != nil {
+		return err
+	}
+	h := harness(srv.URL() + query)
+	h.Server = breaking(srv.InCharge(), false)
+	return errors.Join(run(h), srv.Stop())
+}
+
+// withPgBouncer has the leases behind a PgBouncer that gives a connection to a
+// transaction. Wake-ups take the server's own address.
+func withPgBouncer(ctx context.Context, run func(h conformance.Harness) error) error {
+	srv, err := testenv.StartPostgres(ctx, nil)
+	if err != nil {
+		return err
+	}
+	pooler, err := testenv.StartPgBouncer(ctx, srv, &testenv.PgBouncerConfig{Mode: "transaction"})
+	if err != nil {
+		return errors.Join(err, srv.Stop())
+	}
+	h := harness(pooler.URL() + mode("lease") + "&locker_listen=" + srv.Addr())
+	h.Server = breaking(srv.InCharge(), false)
+	return errors.Join(run(h), pooler.Stop(), srv.Stop())
+}
+
+// trialsOfVanishing measures how long the key of a holder whose machine vanished is not
+// free. It takes root on Linux.
+func (s *soak) trialsOfVanishing(ctx context.Context, query string) (err error) {
+	network, err := testenv.StartNamespace(ctx)
+	if errors.Is(err, testenv.ErrNoNamespace) {
+		fmt.Fprintln(s.out, "   left out:", err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, network.Stop()) }()
+	srv, err := testenv.StartPostgres(ctx, &testenv.PostgresConfig{Listen: []netip.Prefix{network.Host()}})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, srv.Stop()) }()
+	far, err := srv.At(srv.URL()+query, network.Host().Addr())
+	if err != nil {
+		return err
+	}
+	var free []time.Duration
+	for range s.trials {
+		took, err := vanished(ctx, network, far, srv.URL()+query)
+		if err != nil {
+			return err
+		}
+		free = append(free, took)
+	}
+	s.print("holder's machine vanished, waiter has the key", free)
+	return nil
+}
+
+// vanished is how long a waiter waits after the machine of the holder is gone.
+func vanished(ctx context.Context, network *testenv.Namespace, far, near string) (time.Duration, error) {
+	config := locker.Config{TTL: ttl}
+	holder, err := locker.OpenWith(ctx, far, &locker.OpenConfig{Config: config, Dial: network.Dial})
+	if err != nil {
+		return 0, err
+	}
+	defer closeNow(ctx, holder)
+	waiter, err := locker.OpenWith(ctx, near, &locker.OpenConfig{Config: config})
+	if err != nil {
+		return 0, err
+	}
+	defer closeNow(ctx, waiter)
+	if _, err := holder.TryAcquire(ctx, "vanished"); err != nil {
+		return 0, err
+	}
+	if err := network.Cut(ctx); err != nil {
+		return 0, err
+	}
+	cut := time.Now()
+	bounded, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	k, err := waiter.Acquire(bounded, "vanished")
+	took := time.Since(cut)
+	if err == nil {
+		err = k.Release(ctx)
+	}
+	return took, errors.Join(err, network.Mend(ctx))
+}
