@@ -2,10 +2,10 @@ package pglock_test
 
 import (
 	"context"
-	"errors"
 	"os"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -101,10 +101,18 @@ type process struct {
 
 func (p process) Info() locker.Info { return p.Locker.(interface{ Info() locker.Info }).Info() }
 
+// Close does not wait long for the pool: of a connection that was given up it asks the
+// server, for up to 15 s, to cancel what runs there.
 func (p process) Close(ctx context.Context) error {
 	err := p.Locker.Close(ctx)
-	if !errors.Is(err, locker.ErrClosed) {
+	closed := make(chan struct{})
+	go func() {
 		p.pool.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(time.Second):
 	}
 	return err
 }
