@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -181,4 +182,11 @@ func begin(t testing.TB, pool *pgxpool.Pool) pgx.Tx {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	return tx
+}
+
+// replace is a URL with something else in one place.
+func replace(t testing.TB, url, old, new string) string {
+	t.Helper()
+	require.Equal(t, 1, strings.Count(url, old))
+	return strings.Replace(url, old, new, 1)
 }
