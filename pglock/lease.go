@@ -66,8 +66,7 @@ type leaseBackend struct {
 	namespace string // of Key: the table's name without its schema, which not all need to name
 	reaper    *reaper
 
-	acquireSQL, releaseSQL, undoSQL            string
-	renewSQL, renewAllSQL, inspectSQL, listSQL string
+	acquireSQL, releaseSQL, renewSQL, renewAllSQL, inspectSQL, listSQL string
 }
 
 var (
@@ -83,9 +82,6 @@ var leaseAcquireSQL string
 
 //go:embed lease_release.sql
 var leaseReleaseSQL string
-
-//go:embed lease_undo.sql
-var leaseUndoSQL string
 
 //go:embed lease_renew.sql
 var leaseRenewSQL string
@@ -110,7 +106,7 @@ func newLeaseBackend(ctx context.Context, pool *pgxpool.Pool, cfg *LeaseConfig) 
 	sql := func(file string) string { return statement(file, "locker_lease", table) }
 	b := &leaseBackend{
 		pool: pool, namespace: table[len(table)-1], reaper: newReaper(pool, table),
-		acquireSQL: sql(leaseAcquireSQL), releaseSQL: sql(leaseReleaseSQL), undoSQL: sql(leaseUndoSQL),
+		acquireSQL: sql(leaseAcquireSQL), releaseSQL: sql(leaseReleaseSQL),
 		renewSQL: sql(leaseRenewSQL), inspectSQL: sql(leaseInspectSQL), listSQL: sql(leaseListSQL),
 	}
 	// One row that somebody keeps locked must not hold up the renewal of all the others.

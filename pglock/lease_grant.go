@@ -73,23 +73,19 @@ func leaseOf(ttl time.Duration) locker.Lease {
 
 // Release implements locker.Grant.
 func (g *leaseGrant) Release(ctx context.Context) error {
-	sql := g.b.releaseSQL
-	if g.token == 0 {
-		sql = g.b.undoSQL
+	err := g.free(ctx)
+	if err == nil {
+		g.b.reaper.pass()
 	}
-	if err := g.free(ctx, sql); err != nil {
-		return err
-	}
-	g.b.reaper.pass()
-	return nil
+	return err
 }
 
-// free sends lease_release.sql, or lease_undo.sql.
-func (g *leaseGrant) free(ctx context.Context, sql string) error {
+// free sends lease_release.sql.
+func (g *leaseGrant) free(ctx context.Context) error {
 	outcome := "expired"
 	number := Key(g.b.namespace, g.key)
 	class, object := waitMark(number)
-	err := g.b.query(ctx, sql, func(rows pgx.Rows) error {
+	err := g.b.query(ctx, g.b.releaseSQL, func(rows pgx.Rows) error {
 		return rows.Scan(&outcome, nil)
 	}, g.key, g.holder, g.token, class, object, notifyChannel, strconv.FormatInt(number, 10))
 	if err != nil {

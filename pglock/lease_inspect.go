@@ -24,7 +24,7 @@ func (b *leaseBackend) Inspect(ctx context.Context, key string) (locker.Holding,
 // ForceRelease implements locker.Inspector.
 func (b *leaseBackend) ForceRelease(ctx context.Context, key, holder string) (bool, error) {
 	g := &leaseGrant{b: b, key: key, holder: holder}
-	err := g.free(ctx, b.releaseSQL)
+	err := g.free(ctx)
 	if errors.Is(err, locker.ErrLost) {
 		return false, nil
 	}

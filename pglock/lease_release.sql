@@ -2,7 +2,7 @@
 --
 --   $1      the key
 --   $2      the holder's value
---   $3      the token; 0: any
+--   $3      the token; 0: any, for a grant of which nothing but the holder is known
 --   $4, $5  the number that waiters mark as theirs
 --   $6, $7  the channel to notify, and what to say
 --

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -162,4 +164,29 @@ func requireHeld(t testing.TB, b locker.Backend, key string) *locker.HeldError {
 func requireFree(t testing.TB, b locker.Backend, key string) {
 	t.Helper()
 	require.NoError(t, take(t, b, request(key, time.Minute)).Release(context.Background()))
+}
+
+// blocked waits until a session of the server waits for a row, or a key, of another one.
+func blocked(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		return value[int](t, pool, `SELECT count(*) FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock'`) > 0
+	}, soon, time.Millisecond)
+}
+
+// begin begins a transaction of SQL that is not the product's.
+func begin(t testing.TB, pool *pgxpool.Pool) pgx.Tx {
+	t.Helper()
+	tx, err := pool.Begin(context.Background())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}
+
+// replace is a URL with something else in one place.
+func replace(t testing.TB, url, old, new string) string {
+	t.Helper()
+	require.Equal(t, 1, strings.Count(url, old))
+	return strings.Replace(url, old, new, 1)
 }

@@ -57,14 +57,15 @@ func statement(file, plain string, name pgx.Identifier) string {
 type object struct {
 	kind    string // "table" or "sequence"
 	name    pgx.Identifier
-	ddl     string // $1 in it stands for the clock's microseconds
+	file    string // how to make it; $1 in it stands for the clock's microseconds
+	plain   string // its name there
 	columns string // of a table, as schema_object.sql shows them
 	rights  []string
 }
 
 func leaseTable(name pgx.Identifier) object {
 	return object{
-		kind: "table", name: name, ddl: statement(leaseDDL, "locker_lease", name),
+		kind: "table", name: name, file: leaseDDL, plain: "locker_lease",
 		columns: "expires_at timestamp with time zone, holder text, key text, token bigint",
 		rights:  []string{"SELECT", "INSERT", "UPDATE"},
 	}
@@ -72,7 +73,7 @@ func leaseTable(name pgx.Identifier) object {
 
 func rowTable(name pgx.Identifier) object {
 	return object{
-		kind: "table", name: name, ddl: statement(rowDDL, "locker_row", name),
+		kind: "table", name: name, file: rowDDL, plain: "locker_row",
 		columns: "key text",
 		rights:  []string{"SELECT", "INSERT", "UPDATE"},
 	}
@@ -80,7 +81,7 @@ func rowTable(name pgx.Identifier) object {
 
 func tokenSequence(name pgx.Identifier) object {
 	return object{
-		kind: "sequence", name: name, ddl: statement(tokenDDL, "locker_token", name),
+		kind: "sequence", name: name, file: tokenDDL, plain: "locker_token",
 		rights: []string{"USAGE"},
 	}
 }
@@ -131,31 +132,31 @@ func prepare(ctx context.Context, db querier, create bool, objects ...object) er
 		return locker.NoEffect(errors.New("pglock: the server is a standby: locks are taken on the primary"))
 	}
 	for _, o := range objects {
-		o.ddl = strings.ReplaceAll(o.ddl, "$1", strconv.FormatInt(micros, 10))
-		if err := o.prepare(ctx, db, create); err != nil {
+		ddl := statement(strings.ReplaceAll(o.file, "$1", strconv.FormatInt(micros, 10)), o.plain, o.name)
+		if err := o.prepare(ctx, db, create, ddl); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (o object) prepare(ctx context.Context, db querier, create bool) error {
-	err := o.check(ctx, db)
+func (o object) prepare(ctx context.Context, db querier, create bool, ddl string) error {
+	err := o.check(ctx, db, ddl)
 	if !errors.Is(err, errMissing) || !create {
 		return err
 	}
-	_, err = db.Exec(ctx, o.ddl, pgx.QueryExecModeExec)
+	_, err = db.Exec(ctx, ddl, pgx.QueryExecModeExec)
 	// Somebody else may make it at the same time: then one of the system's own unique
 	// indexes says so, or the name does.
 	if err != nil && !hasCode(err, "23505", "42P07", "42710") {
 		return failed(fmt.Errorf("pglock: creating the %s %s: %w", o.kind, o.name.Sanitize(), err))
 	}
-	return o.check(ctx, db)
+	return o.check(ctx, db, ddl)
 }
 
 var errMissing = errors.New("does not exist")
 
-func (o object) check(ctx context.Context, db querier) error {
+func (o object) check(ctx context.Context, db querier, ddl string) error {
 	var (
 		kind, persistence, columns string
 		keyed, ordered             bool
@@ -165,7 +166,7 @@ func (o object) check(ctx context.Context, db querier) error {
 	err := row.Scan(&kind, &persistence, &columns, &keyed, &ordered, &withheld)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return o.wrong("%w: set Create, or have it made by: %s", errMissing, o.ddl)
+		return o.wrong("%w: set Create, or have it made by: %s", errMissing, ddl)
 	case err != nil:
 		return failed(err)
 	case o.kind == "sequence" && kind != "S", o.kind == "table" && kind != "r" && kind != "p":
@@ -173,9 +174,9 @@ func (o object) check(ctx context.Context, db querier) error {
 	case persistence != "p":
 		return o.wrong("does not outlive a crash: it is unlogged or temporary")
 	case o.kind == "table" && (columns != o.columns || !keyed):
-		return o.wrong("has another shape (%s): it has to be as by: %s", columns, o.ddl)
+		return o.wrong("has another shape (%s): it has to be as by: %s", columns, ddl)
 	case o.kind == "sequence" && !ordered:
-		return o.wrong("does not count in order and in steps of 1024: it has to be as by: %s", o.ddl)
+		return o.wrong("does not count in order and in steps of 1024: it has to be as by: %s", ddl)
 	case len(withheld) > 0:
 		return o.wrong("needs a GRANT of %s to this role", strings.Join(withheld, ", "))
 	}

@@ -20,5 +20,8 @@ SELECT c.relkind::text,
        EXISTS (SELECT FROM pg_sequence WHERE seqrelid = c.oid AND seqincrement >= 1024 AND seqcache = 1
                  AND NOT seqcycle AND seqtypid = 'bigint'::regtype),
        ARRAY(SELECT p FROM unnest($2::text[]) AS p
-             WHERE NOT CASE c.relkind WHEN 'S' THEN has_sequence_privilege(c.oid, p) ELSE has_table_privilege(c.oid, p) END)
+             WHERE NOT CASE WHEN (c.relkind = 'S') <> (p = 'USAGE') THEN true -- there is no such right
+                            WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, p)
+                            ELSE has_table_privilege(c.oid, p)
+                       END)
 FROM pg_class AS c WHERE c.oid = to_regclass($1::text)
