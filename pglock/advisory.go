@@ -124,9 +124,8 @@ type grant struct {
 	token  uint64
 	left   bool // guarded by sessions.mu; see leave
 
-	mu      sync.Mutex
-	giving  *call // nil: nobody has begun to give it back
-	doubted bool  // its answer never came, and that was said
+	mu     sync.Mutex
+	giving *call // nil: nobody has begun to give it back
 }
 
 // mayHold reports whether the session may have the lock although taking it failed.
@@ -201,7 +200,10 @@ func (g *grant) Release(ctx context.Context) error {
 		g.b.unfinished(g.s)
 		return err
 	}
-	if err != nil && !g.mayHold(err) || err == nil && g.taking.rows[0][0] == nil {
+	switch {
+	case err != nil && g.mayHold(err):
+		return g.b.sessions.connector.bury(ctx, g.s.wire)
+	case err != nil, g.taking.rows[0][0] == nil:
 		g.b.drop(g.s, g, nil)
 		return nil
 	}
@@ -218,7 +220,7 @@ func (g *grant) Release(ctx context.Context) error {
 		g.b.unfinished(g.s)
 		return err
 	case errors.As(err, &ended):
-		return afterEnd(err, &g.mu, &g.doubted)
+		return buried(ctx, g.b.sessions.connector, g.s.wire, err)
 	case errors.As(err, &refused):
 		return nil // it was given back by the statement's undo
 	case err != nil:

@@ -42,6 +42,29 @@ func newConnector(pool *pgxpool.Pool) *connector {
 	return c
 }
 
+// bury sees to it that the server has ended a session whose connection has ended: it may
+// not have noticed, and hold its locks for some time. It blocks until that is so, or ctx
+// ends.
+func (c *connector) bury(ctx context.Context, w *wire) error {
+	ended := (*endError)(nil)
+	if err := w.ended(); err == nil || errors.As(err, &ended) && ended.byServer {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, connectBound)
+	defer cancel()
+	conn, err := c.connect(ctx)
+	if err != nil {
+		return failed(err)
+	}
+	defer conn.Close(ctx) //nolint:errcheck // its answer is there
+	gone, err := ask(ctx, conn, "SELECT coalesce(bool_and(pg_terminate_backend(pid, 1000)), true) FROM pg_stat_activity "+
+		"WHERE pid = "+w.pid+" AND backend_start::text = "+literal(w.started))
+	if err == nil && gone[0] != "t" {
+		err = errors.New("pglock: the server has not ended a session that has lost its client")
+	}
+	return failed(err)
+}
+
 // application is the name under which the pool's sessions run.
 func (c *connector) application() string { return c.config.RuntimeParams["application_name"] }
 
@@ -90,7 +113,8 @@ func (c *connector) settings(ctx context.Context) (*pgx.ConnConfig, error) {
 
 func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []setting) (*wire, error) {
 	// Before any SET: behind a pooler it would change somebody else's session.
-	facts, err := ask(ctx, conn, "SELECT pg_backend_pid(), current_setting('server_version_num'), pg_is_in_recovery(), current_setting('synchronous_commit')")
+	facts, err := ask(ctx, conn, "SELECT pg_backend_pid(), current_setting('server_version_num'), pg_is_in_recovery(), current_setting('synchronous_commit'), "+
+		"(SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid())")
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +160,7 @@ func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []s
 	if _, err := ask(ctx, conn, "SELECT set_config('client_connection_check_interval', '250', false)"); err != nil && conn.IsClosed() {
 		return nil, err
 	}
-	return newWire(conn, pid)
+	return newWire(conn, pid, facts[4])
 }
 
 // ask returns the one row of a query.

@@ -194,6 +194,9 @@ func (ss *sessions) gone(at slot, o *opening, err error) {
 			t.Stop()
 		}
 	}
+	if len(lost) > 0 && !ss.closed {
+		ss.running.Go(func() { _ = ss.connector.bury(ss.ctx, s.wire) })
+	}
 	ss.mu.Unlock()
 	for _, g := range lost {
 		ss.report(g.key, g.owner, &locker.LostError{Reason: locker.ReasonSession, Err: err})

@@ -161,6 +161,9 @@ func (ss *solos) gone(s *solo, err error) {
 	delete(ss.all, s)
 	g := s.grant
 	s.grant = nil
+	if g != nil && !ss.closed {
+		ss.running.Go(func() { _ = ss.connector.bury(ss.ctx, s.wire) })
+	}
 	ss.mu.Unlock()
 	if g != nil {
 		ss.report(g.key, g.owner, &locker.LostError{Reason: locker.ReasonSession, Err: err})
@@ -207,9 +210,8 @@ type soloGrant struct {
 	give   func() []*call // makes the calls that give it back; the first one's answer counts
 	drop   func() []*call // those that end a taking that has failed
 
-	mu      sync.Mutex
-	giving  *call
-	doubted bool // its answer never came, and that was said
+	mu     sync.Mutex
+	giving *call
 }
 
 // Token implements locker.Grant.
@@ -270,29 +272,28 @@ func (g *soloGrant) Release(ctx context.Context) error {
 	switch {
 	case err != nil && err == ctx.Err():
 		return err
+	case !got && g.s.ended() == nil:
+		return nil // nothing was taken
 	case !got:
-		return nil // its session has ended, or nothing was taken
+		return g.ss.connector.bury(ctx, g.s.wire)
 	case errors.As(err, &refused) && g.s.ended() == nil:
 		return failed(err)
 	}
-	return afterEnd(err, &g.mu, &g.doubted)
+	return buried(ctx, g.ss.connector, g.s.wire, err)
 }
 
-// afterEnd is what a release comes to whose session has ended: a loss if it was not sent.
-// If it was, nobody knows what came first; once that was said, it is over in any case.
-func afterEnd(err error, mu *sync.Mutex, doubted *bool) error {
-	mu.Lock()
-	defer mu.Unlock()
-	if err == nil || errors.Is(err, errNotSent) || *doubted {
-		return lostSession(err)
-	}
-	*doubted = true
-	return err
-}
-
-func lostSession(err error) error {
+// buried is what a release comes to whose session has ended, with err: nil is an answer that
+// came before. A session that has ended before anything was sent has lost the lock. Else
+// it is released when the server has ended the session too.
+func buried(ctx context.Context, c *connector, w *wire, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &locker.LostError{Reason: locker.ReasonSession, Err: err}
+	if err := c.bury(ctx, w); err != nil {
+		return err
+	}
+	if errors.Is(err, errNotSent) {
+		return &locker.LostError{Reason: locker.ReasonSession, Err: err}
+	}
+	return nil
 }

@@ -70,7 +70,9 @@ var errNotSent = errors.New("pglock: not sent")
 type wire struct {
 	conn  net.Conn
 	front *pgproto3.Frontend
-	pid   string // of the server's process, also behind a pooler
+
+	// Of the server's process, also behind a pooler.
+	pid, started string
 
 	// The hooks are called by the reader, without mu. They must not block.
 	onEnd    func(err error)     // once
@@ -103,13 +105,13 @@ type flown struct {
 const writeBound = 5 * time.Second
 
 // newWire takes over an idle connection. The hooks have to be set before run.
-func newWire(c *pgconn.PgConn, pid string) (*wire, error) {
+func newWire(c *pgconn.PgConn, pid, started string) (*wire, error) {
 	h, err := c.Hijack()
 	if err != nil {
 		return nil, err
 	}
 	return &wire{
-		conn: h.Conn, front: h.Frontend, pid: pid,
+		conn: h.Conn, front: h.Frontend, pid: pid, started: started,
 		answered: time.Now(), prepared: make(map[string]bool),
 	}, nil
 }
