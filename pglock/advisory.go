@@ -24,14 +24,14 @@ var giveSQL string
 var undoSQL string
 
 var (
-	undoTake   = command{name: "undo", sql: text(undoSQL), batched: true, rank: -1}
-	giveBack   = command{name: "give", sql: text(giveSQL), batched: true, undo: &undoTake}
-	signOfLife = command{name: "live", sql: "SELECT 1", rank: 3}
+	cmdUndoTake   = command{name: "undo", sql: text(undoSQL), batched: true, rank: -1}
+	cmdGiveBack   = command{name: "give", sql: text(giveSQL), batched: true, undo: &cmdUndoTake}
+	cmdSignOfLife = command{name: "live", sql: "SELECT 1", rank: 3}
 )
 
 // takeBy is the command that takes locks, with tokens by an SQL expression.
 func takeBy(token string) command {
-	return command{name: "take", sql: strings.ReplaceAll(text(takeSQL), "locker_token", token), batched: true, rank: 1, undo: &undoTake}
+	return command{name: "take", sql: strings.ReplaceAll(text(takeSQL), "locker_token", token), batched: true, rank: 1, undo: &cmdUndoTake}
 }
 
 // advisory implements locker.Backend by advisory locks.
@@ -104,7 +104,7 @@ func (b *advisory) TryAcquire(ctx context.Context, req locker.Request) (locker.G
 // refusal is the error for a key that somebody has: who that is, as far as it can be seen.
 func (b *advisory) refusal(ctx context.Context, s *session, number int64) error {
 	held := new(locker.HeldError)
-	c := newCall(&whoHas, number)
+	c := newCall(&cmdWho, number)
 	if s.do(ctx, c) == nil {
 		if h := holdingOf(c.rows[0]); h != nil {
 			held.Holder, held.Remaining = h.Holder, h.Remaining
@@ -152,7 +152,7 @@ func (g *grant) Renew(ctx context.Context, ttl time.Duration) (locker.Lease, err
 	if ttl != g.s.ttl {
 		return locker.Lease{}, locker.ErrUnsupported
 	}
-	return g.renewed(g.s.do(ctx, newCallWith(&signOfLife)))
+	return g.renewed(g.s.do(ctx, newCallWith(&cmdSignOfLife)))
 }
 
 // renewed is the answer to a renewal, after its session's.
@@ -181,7 +181,7 @@ func (b *advisory) RenewAll(ctx context.Context, renewals []locker.Renewal, answ
 	var all sync.WaitGroup
 	for s, indices := range bySession {
 		all.Go(func() {
-			err := s.do(ctx, newCallWith(&signOfLife))
+			err := s.do(ctx, newCallWith(&cmdSignOfLife))
 			for _, i := range indices {
 				lease, err := renewals[i].Grant.(*grant).renewed(err)
 				answer(i, lease, err)
@@ -207,7 +207,7 @@ func (g *grant) Release(ctx context.Context) error {
 	}
 	g.mu.Lock()
 	if g.giving == nil {
-		g.giving = newCall(&giveBack, g.number)
+		g.giving = newCall(&cmdGiveBack, g.number)
 		g.b.drop(g.s, g, func() { g.s.start(g.giving) })
 	}
 	g.mu.Unlock()

@@ -239,7 +239,7 @@ func (c *connector) tokens(ctx context.Context, name pgx.Identifier, clock, crea
 	if err := prepare(ctx, db, create, others...); err != nil {
 		return "", err
 	}
-	switch err := sequence.check(ctx, db); {
+	switch err := sequence.check(ctx, db, ""); {
 	case err == nil:
 		return "", locker.Permanent(fmt.Errorf("pglock: ClockToken, but there is a sequence %s: "+
 			"Lockers that use it have tokens that do not compare with those of the clock", name.Sanitize()))

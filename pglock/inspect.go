@@ -21,7 +21,7 @@ var listSQL string
 //go:embed advisory_end.sql
 var endSQL string
 
-var whoHas = command{name: "who", sql: text(whoSQL), batched: true, rank: 2}
+var cmdWho = command{name: "who", sql: text(whoSQL), batched: true, rank: 2}
 
 // inspector shows advisory locks to operators, over the caller's pool: what it asks is
 // true whatever session it is asked on.
@@ -51,7 +51,7 @@ func (i *inspector) Inspect(ctx context.Context, key string) (h locker.Holding, 
 			h = *found
 		}
 		return true
-	}, whoHas.sql, []int64{i.number(key)})
+	}, cmdWho.sql, []int64{i.number(key)})
 	return h, err
 }
 

@@ -23,11 +23,11 @@ var unmarkSQL string
 var freeSQL string
 
 var (
-	mark   = command{name: "mark", sql: text(markSQL), batched: true, rank: 1, undo: &unmark}
-	unmark = command{name: "unmark", sql: text(unmarkSQL), batched: true}
-	free   = command{name: "free", sql: text(freeSQL)}
-	listen = command{name: "listen", sql: "LISTEN " + notifyChannel}
-	ping   = command{name: "ping", sql: "SELECT 1"}
+	cmdMark   = command{name: "mark", sql: text(markSQL), batched: true, rank: 1, undo: &cmdUnmark}
+	cmdUnmark = command{name: "unmark", sql: text(unmarkSQL), batched: true}
+	cmdFree   = command{name: "free", sql: text(freeSQL)}
+	cmdListen = command{name: "listen", sql: "LISTEN " + notifyChannel}
+	cmdPing   = command{name: "ping", sql: "SELECT 1"}
 )
 
 const (
@@ -237,7 +237,7 @@ func (l *listener) serveOne(pause *time.Duration) error {
 		defer cancel()
 		return w.do(ctx, c)
 	}
-	if err := ask(newCallWith(&listen)); err != nil {
+	if err := ask(newCallWith(&cmdListen)); err != nil {
 		return err
 	}
 	for silent := 0; ; silent++ {
@@ -266,7 +266,7 @@ func (l *listener) serveOne(pause *time.Duration) error {
 		case l.idle():
 			return nil
 		case l.looks && len(watched) > 0:
-			c := newCallWith(&free, string(array(watched)))
+			c := newCallWith(&cmdFree, string(array(watched)))
 			if err := ask(c); err != nil {
 				return err
 			}
@@ -274,7 +274,7 @@ func (l *listener) serveOne(pause *time.Duration) error {
 				l.wake(string(row[0]))
 			}
 		case silent%pingAfter == pingAfter-1:
-			if err := ask(newCallWith(&ping)); err != nil {
+			if err := ask(newCallWith(&cmdPing)); err != nil {
 				return err
 			}
 		}
@@ -313,7 +313,7 @@ func (l *listener) mark(w *wire) error {
 	if len(numbers) == 0 {
 		return nil
 	}
-	errs, err := l.all(w, &mark, numbers)
+	errs, err := l.all(w, &cmdMark, numbers)
 	if err != nil {
 		return err
 	}
@@ -341,7 +341,7 @@ func (l *listener) unmark(w *wire, numbers []int64) error {
 	if len(numbers) == 0 {
 		return nil
 	}
-	_, err := l.all(w, &unmark, numbers)
+	_, err := l.all(w, &cmdUnmark, numbers)
 	return err
 }
 

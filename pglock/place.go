@@ -17,7 +17,7 @@ import (
 //go:embed place_waiting.sql
 var waitingSQL string
 
-var stillWaiting = command{name: "waiting", sql: text(waitingSQL)}
+var cmdWaiting = command{name: "waiting", sql: text(waitingSQL)}
 
 // place implements locker.Place by a session whose statement waits for the lock. It has
 // it then, but ends soon if nobody claims it.
@@ -157,7 +157,7 @@ func (ss *solos) lookAfter(waiting map[string]*place) {
 		return
 	}
 	pids := slices.Collect(maps.Keys(waiting))
-	c := newCallWith(&stillWaiting, "{"+strings.Join(pids, ",")+"}")
+	c := newCallWith(&cmdWaiting, "{"+strings.Join(pids, ",")+"}")
 	c.then = func() { ss.giveBack(s) }
 	s.start(c)
 	if s.await(ctx, c) != nil {

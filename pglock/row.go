@@ -92,14 +92,14 @@ var (
 )
 
 var (
-	begin    = command{name: "begin", sql: "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"}
-	rollback = command{name: "rollback", sql: "ROLLBACK"}
-	claim    = command{name: "claim", sql: text(rowClaimSQL)}
+	cmdBegin    = command{name: "begin", sql: "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"}
+	cmdRollback = command{name: "rollback", sql: "ROLLBACK"}
+	cmdClaim    = command{name: "claim", sql: text(rowClaimSQL)}
 
 	// A crash that takes the commit back has ended the lock too: nobody needs to wait
 	// for the disk.
-	hasten = command{name: "hasten", sql: "SET LOCAL synchronous_commit = off"}
-	commit = command{name: "commit", sql: "COMMIT"}
+	cmdHasten = command{name: "hasten", sql: "SET LOCAL synchronous_commit = off"}
+	cmdCommit = command{name: "commit", sql: "COMMIT"}
 )
 
 func newRow(ctx context.Context, pool *pgxpool.Pool, cfg *RowConfig) (*row, error) {
@@ -176,7 +176,7 @@ func (b *row) try(ctx context.Context, req locker.Request) (locker.Grant, error)
 	g := b.grant(s, req)
 	g.taking = newCallWith(&b.take, req.Key, milliseconds(req.TTL), sessionName(b.connector.application(), req.TTL))
 	b.hold(s, g)
-	s.start(newCallWith(&b.insert, req.Key), newCallWith(&begin), g.taking)
+	s.start(newCallWith(&b.insert, req.Key), newCallWith(&cmdBegin), g.taking)
 	err = s.await(ctx, g.taking)
 	switch {
 	case err == errStranded:
@@ -202,8 +202,8 @@ func (b *row) try(ctx context.Context, req locker.Request) (locker.Grant, error)
 func (b *row) grant(s *solo, req locker.Request) *soloGrant {
 	return &soloGrant{
 		ss: b.solos, s: s, key: req.Key, owner: req.Owner, ttl: req.TTL,
-		give: func() []*call { return []*call{newCallWith(&hasten), newCallWith(&commit)} },
-		drop: func() []*call { return []*call{newCallWith(&rollback)} },
+		give: func() []*call { return []*call{newCallWith(&cmdHasten), newCallWith(&cmdCommit)} },
+		drop: func() []*call { return []*call{newCallWith(&cmdRollback)} },
 	}
 }
 
@@ -255,13 +255,13 @@ func (b *row) Enqueue(ctx context.Context, req locker.Request) (locker.Place, er
 		g: g,
 		wait: func() []*call {
 			return []*call{
-				newCallWith(&b.insert, req.Key), newCallWith(&begin),
+				newCallWith(&b.insert, req.Key), newCallWith(&cmdBegin),
 				newCallWith(&b.await, req.Key, milliseconds(reservation), name),
 			}
 		},
-		again: func() []*call { return []*call{newCallWith(&rollback)} },
+		again: func() []*call { return []*call{newCallWith(&cmdRollback)} },
 		claim: func(ctx context.Context) (locker.Grant, error) {
-			if err := s.do(ctx, newCallWith(&claim, milliseconds(req.TTL))); err != nil {
+			if err := s.do(ctx, newCallWith(&cmdClaim, milliseconds(req.TTL))); err != nil {
 				return g, failed(err)
 			}
 			return b.minted(ctx, g)

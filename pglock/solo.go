@@ -223,7 +223,7 @@ func (g *soloGrant) Renew(ctx context.Context, ttl time.Duration) (locker.Lease,
 	if ttl != g.ttl {
 		return locker.Lease{}, locker.ErrUnsupported
 	}
-	err := g.s.do(ctx, newCallWith(&signOfLife))
+	err := g.s.do(ctx, newCallWith(&cmdSignOfLife))
 	g.mu.Lock()
 	given := g.giving != nil
 	g.mu.Unlock()
