@@ -181,11 +181,15 @@ const (
 	// ForceRelease ends it, and with it every lock that it holds (ReasonSession). List
 	// may name keys as the store knows them, such as by number.
 	CapSessionHolder
+
+	// CapSessionPerLock says that each lock takes a session of the store, and with it a
+	// connection and a goroutine that listens to it: it is no promise, but its absence is.
+	CapSessionPerLock
 )
 
 var capabilityNames = []string{
 	"exclusive", "token", "clock token", "holder", "wake-up", "FIFO", "push loss",
-	"extend", "expiry", "interop", "shared", "limited", "inspect", "session holder",
+	"extend", "expiry", "interop", "shared", "limited", "inspect", "session holder", "session per lock",
 }
 
 // Has reports whether all of want is in c.

@@ -231,9 +231,5 @@ func (g *grant) Release(ctx context.Context) error {
 
 // Close implements locker.Closer.
 func (b *advisory) Close(ctx context.Context) error {
-	err := errors.Join(b.listener.close(ctx), b.sessions.close(ctx))
-	if b.owned != nil {
-		b.owned()
-	}
-	return err
+	return errors.Join(b.listener.close(ctx), b.sessions.close(ctx), closeOwned(ctx, b.owned))
 }

@@ -4,9 +4,9 @@
 --   $2  the session's pid
 --   $3  its application_name
 --
--- Replies with a row if it was: true.
+-- Replies with a row if it was: whether it has ended, for which the server waits.
 
-SELECT pg_terminate_backend(l.pid)
+SELECT pg_terminate_backend(l.pid, 5000)
 FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/puddle/v2"
@@ -81,6 +82,7 @@ func mayHaveRun(err error) bool {
 // failed is how every error of the driver leaves a backend: marked if waiting does not
 // cure it, or if the server certainly did nothing.
 func failed(err error) error {
+	err = nameless(err)
 	switch {
 	case err == nil:
 		return nil
@@ -96,4 +98,27 @@ func failed(err error) error {
 func hasCode(err error, codes ...string) bool {
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && slices.Contains(codes, pg.Code)
+}
+
+// connectError is a pgconn.ConnectError whose text does not show the user.
+type connectError struct {
+	text string
+	err  error
+}
+
+func (e *connectError) Error() string { return e.text }
+func (e *connectError) Unwrap() error { return e.err }
+
+// nameless takes the user's name out of the text of an error: it may have come in a URL,
+// and what comes in there beside the host is not shown.
+func nameless(err error) error {
+	refused, isRefused := errors.AsType[*pgconn.PgError](err)
+	connect, isConnect := errors.AsType[*pgconn.ConnectError](err)
+	switch {
+	case isRefused && strings.HasPrefix(refused.Code, "28"):
+		return &connectError{"pglock: the server does not let this user in with this password (SQLSTATE " + refused.Code + ")", err}
+	case isConnect:
+		return &connectError{"pglock: no connection: " + strings.ReplaceAll(connect.Unwrap().Error(), "\n", "; "), err}
+	}
+	return err
 }

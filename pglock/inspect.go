@@ -62,8 +62,8 @@ func (i *inspector) ForceRelease(ctx context.Context, key, holder string) (done 
 	if !ok {
 		return false, nil
 	}
-	err = each(ctx, i.pool, func([][]byte) bool {
-		done = true
+	err = each(ctx, i.pool, func(row [][]byte) bool {
+		done = isTrue(row)
 		return true
 	}, text(endSQL), i.number(key), pid, application)
 	return done, err
@@ -92,3 +92,6 @@ func each(ctx context.Context, pool *pgxpool.Pool, yield func(row [][]byte) bool
 	}
 	return failed(rows.Err())
 }
+
+// isTrue reads a row of one truth value, as text or as a byte.
+func isTrue(row [][]byte) bool { return string(row[0]) == "t" || string(row[0]) == "\x01" }

@@ -3,6 +3,7 @@ package pglock
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"strings"
 	"time"
 
@@ -26,6 +27,13 @@ type LeaseConfig struct {
 	// Create makes the table if it is missing. Several processes may do so at the same
 	// time. The schema has to be there.
 	Create bool
+
+	// Listen, if set, brings wake-ups: a waiter hears of a release at once, over one
+	// connection that is made with the settings of this pool while something is waited
+	// for, and not taken from it. They have to lead to the server itself, or through a
+	// pooler that keeps a session for its client. It may be the pool of the leases. Nil:
+	// waiters look again as the holder's lease goes by.
+	Listen *pgxpool.Pool
 }
 
 // NewLease returns a Locker that keeps its locks as rows of one table, each with the time
@@ -40,11 +48,24 @@ func NewLease(ctx context.Context, pool *pgxpool.Pool, cfg *LeaseConfig) (locker
 	if cfg == nil {
 		cfg = &LeaseConfig{}
 	}
+	return newLeaseLocker(ctx, pool, cfg, nil)
+}
+
+// newLeaseLocker is NewLease for a pool that owned closes.
+func newLeaseLocker(ctx context.Context, pool *pgxpool.Pool, cfg *LeaseConfig, owned func()) (locker.Locker, error) {
 	b, err := newLeaseBackend(ctx, pool, cfg)
 	if err != nil {
 		return nil, err
 	}
-	return locker.New(b, &cfg.Config)
+	b.owned = owned
+	if cfg.Listen == nil {
+		return withBackend(b, &cfg.Config)
+	}
+	l, err := b.listening(ctx, cfg.Listen)
+	if err != nil {
+		return nil, err
+	}
+	return withBackend(l, &cfg.Config)
 }
 
 // NewLeaseBackend returns the Backend of NewLease, for those who wrap it. It makes no use
@@ -54,15 +75,50 @@ func NewLeaseBackend(ctx context.Context, pool *pgxpool.Pool, cfg *LeaseConfig) 
 		cfg = &LeaseConfig{}
 	}
 	b, err := newLeaseBackend(ctx, pool, cfg)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case cfg.Listen != nil:
+		return b.listening(ctx, cfg.Listen)
 	}
 	return b, nil
+}
+
+// listeningLease is a leaseBackend with wake-ups.
+type listeningLease struct {
+	*leaseBackend
+	*listener
+}
+
+var _ locker.Waker = listeningLease{}
+
+// listening adds wake-ups, if there can be any.
+func (b *leaseBackend) listening(ctx context.Context, pool *pgxpool.Pool) (listeningLease, error) {
+	c := newConnector(pool)
+	w, err := c.open(ctx)
+	if err != nil {
+		return listeningLease{}, err
+	}
+	w.close()
+	return listeningLease{b, newListener(c, func(key string) int64 { return Key(b.namespace, key) }, false)}, nil
+}
+
+// Info implements locker.Backend.
+func (b listeningLease) Info() locker.Info {
+	info := b.leaseBackend.Info()
+	info.Can |= locker.CapWakeUp
+	return info
+}
+
+// Close implements locker.Closer.
+func (b listeningLease) Close(ctx context.Context) error {
+	return errors.Join(b.listener.close(ctx), b.leaseBackend.Close(ctx))
 }
 
 // leaseBackend implements locker.Backend on a table of leases.
 type leaseBackend struct {
 	pool      *pgxpool.Pool
+	owned     func() // closes the pool, if Open made it
 	namespace string // of Key: the table's name without its schema, which not all need to name
 	reaper    *reaper
 
@@ -129,7 +185,9 @@ func (b *leaseBackend) Info() locker.Info {
 
 // Close implements locker.Closer. It leaves the pool as it is, and waits for the
 // connection that it may have in use, or until ctx ends.
-func (b *leaseBackend) Close(ctx context.Context) error { return b.reaper.close(ctx) }
+func (b *leaseBackend) Close(ctx context.Context) error {
+	return errors.Join(b.reaper.close(ctx), closeOwned(ctx, b.owned))
+}
 
 // maxTries is how often a statement is sent whose transaction the server has rolled back
 // because of another one: roles whose transactions are serializable, or repeatable reads,

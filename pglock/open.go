@@ -2,6 +2,7 @@ package pglock
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net"
 	"net/url"
@@ -172,8 +173,40 @@ func openLease(p parameters, cfg locker.Config) (func(context.Context, *pgxpool.
 		}
 	}
 	return func(ctx context.Context, pool *pgxpool.Pool) (locker.Locker, error) {
-		return NewLease(ctx, pool, c)
+		direct := pool
+		if address != "" {
+			if direct, err = at(ctx, pool, address); err != nil {
+				return nil, err
+			}
+			defer direct.Close() // its settings are what is needed
+		}
+		c.Listen = direct
+		l, err := newLeaseLocker(ctx, pool, c, pool.Close)
+		if errors.Is(err, errPooler) && address == "" {
+			c.Listen = nil // so there are none
+			return newLeaseLocker(ctx, pool, c, pool.Close)
+		}
+		return l, err
 	}, nil
+}
+
+// at is a pool with the settings of another one, but for the server's address.
+func at(ctx context.Context, pool *pgxpool.Pool, address string) (*pgxpool.Pool, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return nil, invalidf("the URL's query: locker_listen is host:port")
+	}
+	cfg := pool.Config()
+	cfg.ConnConfig.Host, cfg.ConnConfig.Port, cfg.ConnConfig.Fallbacks = host, uint16(n), nil
+	if cfg.ConnConfig.TLSConfig != nil {
+		cfg.ConnConfig.TLSConfig = cfg.ConnConfig.TLSConfig.Clone()
+		cfg.ConnConfig.TLSConfig.ServerName = host
+	}
+	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
 func openRow(p parameters, cfg locker.Config) (func(context.Context, *pgxpool.Pool) (locker.Locker, error), error) {
@@ -188,4 +221,23 @@ func openRow(p parameters, cfg locker.Config) (func(context.Context, *pgxpool.Po
 	return func(ctx context.Context, pool *pgxpool.Pool) (locker.Locker, error) {
 		return newRowLocker(ctx, pool, c, pool.Close)
 	}, nil
+}
+
+// closeOwned closes the pool that open has made, if it has, and waits for it until ctx
+// ends: the driver waits for connections to say goodbye to.
+func closeOwned(ctx context.Context, closePool func()) error {
+	if closePool == nil {
+		return nil
+	}
+	done := make(chan struct{})
+	go func() {
+		closePool()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return errors.New("pglock: a connection of the pool has not ended")
+	}
 }

@@ -139,7 +139,7 @@ func newRow(ctx context.Context, pool *pgxpool.Pool, cfg *RowConfig) (*row, erro
 // Info implements locker.Backend.
 func (b *row) Info() locker.Info {
 	can := locker.CapExclusive | locker.CapToken | locker.CapHolder | locker.CapSessionHolder | locker.CapWakeUp |
-		locker.CapFIFO | locker.CapPushLoss | locker.CapExpiry | locker.CapInspect
+		locker.CapFIFO | locker.CapPushLoss | locker.CapExpiry | locker.CapInspect | locker.CapSessionPerLock
 	if b.clock {
 		can |= locker.CapClockToken
 	}
@@ -294,8 +294,8 @@ func (b *row) ForceRelease(ctx context.Context, key, holder string) (done bool, 
 	if !ok {
 		return false, nil
 	}
-	err = each(ctx, b.pool, func([][]byte) bool {
-		done = true
+	err = each(ctx, b.pool, func(row [][]byte) bool {
+		done = isTrue(row)
 		return true
 	}, b.endSQL, key, pid, application)
 	return done, err
@@ -303,9 +303,5 @@ func (b *row) ForceRelease(ctx context.Context, key, holder string) (done bool, 
 
 // Close implements locker.Closer.
 func (b *row) Close(ctx context.Context) error {
-	err := b.solos.close(ctx)
-	if b.owned != nil {
-		b.owned()
-	}
-	return err
+	return errors.Join(b.solos.close(ctx), closeOwned(ctx, b.owned))
 }

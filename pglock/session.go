@@ -21,7 +21,8 @@ type session struct {
 	held     map[int64]*grant // taken, or being taken, and not given back
 	live     int              // those of them that nobody has begun to give back
 	resigned bool             // it takes no new locks, and ends with its last live one
-	sweeping bool             // see sweep
+	sweeping *time.Timer      // see sweep
+	open     *time.Timer      // until it fires, what was given back last may have no answer
 }
 
 const (
@@ -188,6 +189,11 @@ func (ss *sessions) gone(at slot, o *opening, err error) {
 	lost := s.held
 	ss.taken -= len(lost)
 	s.held, s.live = nil, 0
+	for _, t := range []*time.Timer{s.sweeping, s.open} {
+		if t != nil {
+			t.Stop()
+		}
+	}
 	ss.mu.Unlock()
 	for _, g := range lost {
 		ss.report(g.key, g.owner, &locker.LostError{Reason: locker.ReasonSession, Err: err})
@@ -249,18 +255,29 @@ func (ss *sessions) drop(s *session, g *grant, then func()) {
 func (ss *sessions) unfinished(s *session) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
+	if s.open == nil && s.ended() == nil {
+		// The server ends a session that it has not heard of for so long.
+		s.open = time.AfterFunc(s.ttl, func() {
+			ss.mu.Lock()
+			defer ss.mu.Unlock()
+			s.open = nil
+			ss.endIfDone(s)
+		})
+	}
 	ss.resign(s)
 }
 
 // resign takes a session out of service: for new locks at once, for good with its last
-// live one. The server gives back then what is left. ss.mu is held.
+// live one. ss.mu is held.
 func (ss *sessions) resign(s *session) {
 	s.resigned = true
 	ss.endIfDone(s)
 }
 
+// endIfDone ends a session that has resigned and serves nobody. As long as it owes an answer,
+// its end would not say what became of it. ss.mu is held.
 func (ss *sessions) endIfDone(s *session) {
-	if s.resigned && s.live == 0 {
+	if s.resigned && s.live == 0 && (s.open == nil || s.silent() == 0) {
 		s.close()
 	}
 }
@@ -268,14 +285,13 @@ func (ss *sessions) endIfDone(s *session) {
 // sweep ends the session when it has had no locks for some time. The server does so too,
 // but only after the session's whole lifetime. ss.mu is held.
 func (ss *sessions) sweep(s *session) {
-	if s.sweeping || len(s.held) > 0 || s.ttl <= keptFor {
+	if s.sweeping != nil || len(s.held) > 0 || s.ttl <= keptFor || s.ended() != nil {
 		return
 	}
-	s.sweeping = true
-	time.AfterFunc(keptFor, func() {
+	s.sweeping = time.AfterFunc(keptFor, func() {
 		ss.mu.Lock()
 		defer ss.mu.Unlock()
-		s.sweeping = false
+		s.sweeping = nil
 		if len(s.held) == 0 && s.idle() >= keptFor {
 			ss.resign(s)
 		} else {
