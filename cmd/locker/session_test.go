@@ -2,124 +2,83 @@ package main
 
 import (
 	"context"
-	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-locker/locker"
-	"github.com/go-locker/locker/memlock"
+	"github.com/go-locker/locker/internal/testenv"
 )
 
-// session holds all locks of a store in memory, as one connection holds those of a
-// Postgres: that is all who can be shown, or ended.
-type session struct{ inMemory }
-
-type inMemory interface {
-	locker.Backend
-	locker.Queuer
-	locker.Extender
-	locker.BatchRenewer
-	locker.LossPusher
-	locker.Inspector
-}
-
-// theSession is how Postgres' advisory locks show a holder.
-const theSession = "pid 4711 (app [locker 30s])"
-
-func (s session) Info() locker.Info {
-	info := s.inMemory.Info()
-	info.Can |= locker.CapSessionHolder
-	return info
-}
-
-func (s session) Inspect(ctx context.Context, key string) (locker.Holding, error) {
-	h, err := s.inMemory.Inspect(ctx, key)
-	return ofSession(h), err
-}
-
-func (s session) List(ctx context.Context, yield func(string, locker.Holding) bool) error {
-	return s.inMemory.List(ctx, func(key string, h locker.Holding) bool {
-		for range 2 { // a store may show one more than once
-			if !yield(key, ofSession(h)) {
-				return false
-			}
-		}
-		return true
-	})
-}
-
-func (s session) ForceRelease(ctx context.Context, key, holder string) (bool, error) {
-	if h, err := s.Inspect(ctx, key); err != nil || h.Holder != holder {
-		return false, err
+// advisoryLocks is the URL of a database of its own.
+func advisoryLocks(t *testing.T) string {
+	t.Helper()
+	srv, err := testenv.AnyPostgres(t.Context())
+	if testenv.Skippable(err) {
+		t.Skip(err)
 	}
-	return true, s.inMemory.List(ctx, func(key string, h locker.Holding) bool {
-		_, err := s.inMemory.ForceRelease(ctx, key, h.Holder)
-		return err == nil
-	})
-}
-
-func ofSession(h locker.Holding) locker.Holding {
-	if h.Holder == "" {
-		return h
-	}
-	return locker.Holding{Holder: theSession, Remaining: h.Remaining}
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, srv.Stop()) })
+	url, err := srv.NewDatabase(t.Context())
+	require.NoError(t, err)
+	return url + "&application_name=app&locker_mode=advisory&locker_create=true"
 }
 
 func TestRelease_endsASessionOnlyWhenToldToAndSaysWhatFallsWithIt(t *testing.T) {
-	store := memlock.NewStore()
-	locker.Register("session", func(_ context.Context, _ *url.URL, cfg locker.OpenConfig) (locker.Locker, error) {
-		return locker.New(session{memlock.NewBackend(store).(inMemory)}, &cfg.Config)
+	url := advisoryLocks(t)
+	holder, err := locker.Open(t.Context(), url)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ended, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = holder.Close(ended)
 	})
-	holder, err := locker.Open(t.Context(), "session://")
-	require.NoError(t, err)
-	t.Cleanup(func() { newApp(nil, nil).closeNow(holder) })
-	report, err := holder.TryAcquire(t.Context(), "report")
-	require.NoError(t, err)
-	mails, err := holder.TryAcquire(t.Context(), "mails")
-	require.NoError(t, err)
-	command := func(args ...string) (code int, out, errs string) {
-		var o, e strings.Builder
-		code = newApp(&o, &e).run(t.Context(), append([]string{"locker", "--url", "session://"}, args...))
-		return code, o.String(), e.String()
+	command := func(args ...string) ended { return execute(t, url, program, args...) }
+	take := func(key string) locker.Lock {
+		k, err := holder.Acquire(t.Context(), key)
+		require.NoError(t, err)
+		return k
 	}
+	report, mails := take("report"), take("mails")
 
-	code, out, _ := command("who", "report")
-	assert.Zero(t, code)
-	assert.Contains(t, out, "holder:    "+theSession+"\nlabel:     -\n")
-	_, out, _ = command("ls")
-	assert.Contains(t, out, "report\t")
-	assert.Contains(t, out, "\t"+theSession+"\t-\n")
+	who := command("who", "report")
+	who.requireCode(t, 0)
+	require.Regexp(t, `(?m)^holder:    pid \d+ \(app \[locker 30s\]\)$`, who.out)
+	assert.Contains(t, who.out, "\nlabel:     -\n")
+	session := strings.TrimPrefix(strings.Split(who.out, "\n")[1], "holder:    ")
+	ls := command("ls")
+	ls.requireCode(t, 0)
+	assert.Equal(t, 2, strings.Count(ls.out, "\t"+session+"\t-\n"), ls.out)
+	assert.Regexp(t, `(?m)\A(-?\d+\t.*\n){2}\z`, ls.out, "keys are numbers")
 
-	code, out, errs := command("release", "--force", "report")
-	assert.Equal(t, exitUsage, code)
-	assert.Empty(t, out)
-	assert.Contains(t, errs, theSession)
-	assert.Contains(t, errs, "2 locks")
-	assert.Contains(t, errs, "--session")
+	command("release", "--session", "report").requireCode(t, exitUsage, "--force")
+	refused := command("release", "--force", "report")
+	refused.requireCode(t, exitUsage, "--session")
+	assert.Contains(t, refused.err, session)
+	assert.Contains(t, refused.err, "2 locks")
 	require.NoError(t, report.Err())
 	require.NoError(t, mails.Err())
-	code, _, errs = command("release", "--session", "report")
-	assert.Equal(t, exitUsage, code)
-	assert.Contains(t, errs, "--force")
-	require.NoError(t, report.Err())
 
-	code, out, _ = command("release", "--force", "--session", "report")
-	assert.Zero(t, code)
-	assert.Contains(t, out, "report")
-	assert.Contains(t, out, theSession)
-	assert.Contains(t, out, "2 locks fell")
-	require.ErrorIs(t, report.Err(), locker.ErrLost)
-	require.ErrorIs(t, mails.Err(), locker.ErrLost)
-	code, _, _ = command("release", "--force", "--session", "report")
-	assert.Equal(t, exitFree, code)
+	broken := command("release", "--force", "--session", "report")
+	broken.requireCode(t, 0)
+	assert.Contains(t, broken.out, "report")
+	assert.Contains(t, broken.out, session)
+	assert.Contains(t, broken.out, "2 locks fell")
+	for _, k := range []locker.Lock{report, mails} { // H5
+		select {
+		case <-k.Done():
+			require.ErrorIs(t, k.Err(), locker.ErrLost)
+		case <-time.After(patience):
+			t.Fatal("the holder is not told")
+		}
+	}
+	command("release", "--force", "--session", "report").requireCode(t, exitFree, "free")
 
-	_, err = holder.TryAcquire(t.Context(), "report")
-	require.NoError(t, err)
-	_, out, _ = command("release", "--force", "--session", "report")
-	assert.Contains(t, out, "1 lock fell")
+	take("report")
+	assert.Contains(t, command("release", "--force", "--session", "report").out, "1 lock fell")
 }
 
 func TestRelease_ofASessionIsAWrongCallWhereEachLockHasItsOwnHolder(t *testing.T) {

@@ -26,6 +26,7 @@ import (
 	"github.com/go-locker/locker/conformance"
 	"github.com/go-locker/locker/conformance/faultnet"
 	"github.com/go-locker/locker/internal/testenv"
+	_ "github.com/go-locker/locker/pglock"
 	_ "github.com/go-locker/locker/redislock"
 )
 

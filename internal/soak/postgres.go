@@ -33,10 +33,10 @@ func (s *soak) partsOnPostgres() []part {
 	}
 	return append(parts,
 		part{"histories/postgres-bouncer", func(ctx context.Context) error {
-			return withPgBouncer(ctx, func(h conformance.Harness) error { return s.histories(ctx, h, 50) })
+			return s.withPgBouncer(ctx, func(h conformance.Harness) error { return s.histories(ctx, h, 50) })
 		}},
 		part{"trials/postgres-bouncer", func(ctx context.Context) error {
-			return withPgBouncer(ctx, func(h conformance.Harness) error { return s.repeat(ctx, h, faultsOfOneServer) })
+			return s.withPgBouncer(ctx, func(h conformance.Harness) error { return s.repeat(ctx, h, faultsOfOneServer) })
 		}},
 	)
 }
@@ -53,7 +53,7 @@ func withPostgres(ctx context.Context, query string, run func(h conformance.Harn
 
 // withPgBouncer has the leases behind a PgBouncer that gives a connection to a
 // transaction. Wake-ups take the server's own address.
-func withPgBouncer(ctx context.Context, run func(h conformance.Harness) error) error {
+func (s *soak) withPgBouncer(ctx context.Context, run func(h conformance.Harness) error) error {
 	srv, err := testenv.StartPostgres(ctx, nil)
 	if err != nil {
 		return err
@@ -63,8 +63,53 @@ func withPgBouncer(ctx context.Context, run func(h conformance.Harness) error) e
 		return errors.Join(err, srv.Stop())
 	}
 	h := harness(pooler.URL() + mode("lease") + "&locker_listen=" + srv.Addr())
-	h.Server = breaking(srv.InCharge(), false)
-	return errors.Join(run(h), pooler.Stop(), srv.Stop())
+	broken := srv.InCharge()
+	h.Server = breaking(broken, false)
+	h.Server.Restart = func(ctx context.Context) error {
+		if err := broken.Restart(ctx); err != nil {
+			return err
+		}
+		return pooler.AwaitServer(ctx)
+	}
+	revived := s.revive(ctx, pooler)
+	err = run(h)
+	return errors.Join(err, revived(), pooler.Stop(), srv.Stop())
+}
+
+// revive starts a PgBouncer again whenever it is gone, as a system does with a service,
+// until it is called back: versions before 1.21 crash when a request is cancelled while
+// the server goes away.
+func (s *soak) revive(ctx context.Context, pooler *testenv.PgBouncer) (done func() error) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended, crashes := make(chan error, 1), 0
+	go func() {
+		look := time.NewTicker(100 * time.Millisecond)
+		defer look.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				ended <- nil
+				return
+			case <-look.C:
+			}
+			if pooler.PID() != 0 {
+				continue
+			}
+			crashes++
+			if err := pooler.Restart(ctx); err != nil && ctx.Err() == nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	return func() error {
+		cancel()
+		err := <-ended
+		if crashes > 0 {
+			fmt.Fprintf(s.out, "   PgBouncer crashed and was started again: %d times\n", crashes)
+		}
+		return err
+	}
 }
 
 // trialsOfVanishing measures how long the key of a holder whose machine vanished is not

@@ -83,6 +83,8 @@ func TestInCharge_ofAPostgresLeavesThePgBouncerInFrontAlive(t *testing.T) {
 	}))
 	require.NoError(t, i.Restart(within(t)))
 	began := time.Now()
+	require.NoError(t, b.AwaitServer(within(t)))
+	backend(t, connect(t, b.URL()))
 	require.NoError(t, <-answered)
 	t.Logf("served %v after the server was back", time.Since(began))
 	assert.Less(t, time.Since(began), 2*time.Second)

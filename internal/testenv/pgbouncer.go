@@ -157,3 +157,13 @@ func (b *PgBouncer) Through(serverURL string) (string, error) { return withHost(
 func (b *PgBouncer) Ping(ctx context.Context) error {
 	return askPostgres(ctx, postgresURL(b.addr, "pgbouncer"), func(*pgconn.PgConn) error { return nil })
 }
+
+// AwaitServer waits until the PgBouncer serves its clients again: for a moment after the
+// server is back it still refuses them. ctx, or 30 s, bound the wait.
+func (b *PgBouncer) AwaitServer(ctx context.Context) error {
+	return until(ctx, "the server behind PgBouncer", func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+		defer cancel()
+		return askPostgres(ctx, b.URL(), func(c *pgconn.PgConn) error { return c.Exec(ctx, "SELECT 1").Close() })
+	})
+}
