@@ -152,15 +152,9 @@ func (ss *solos) look() {
 func (ss *solos) lookAfter(waiting map[string]*place) {
 	ctx, cancel := context.WithTimeout(ss.ctx, answerBound)
 	defer cancel()
-	s, err := ss.borrow(ctx)
-	if err != nil {
-		return
-	}
 	pids := slices.Collect(maps.Keys(waiting))
-	c := newCallWith(&cmdWaiting, "{"+strings.Join(pids, ",")+"}")
-	c.then = func() { ss.giveBack(s) }
-	s.start(c)
-	if s.await(ctx, c) != nil {
+	c, err := ss.ask(ctx, func() *call { return newCallWith(&cmdWaiting, "{"+strings.Join(pids, ",")+"}") })
+	if err != nil {
 		return
 	}
 	for _, row := range c.rows {

@@ -79,8 +79,8 @@ type row struct {
 	clock bool
 	owned func() // closes the pool, if Open made it
 
-	insert, take, await, mint command
-	whoSQL, endSQL            string
+	insert, take, queue, mint, whoHas command
+	endSQL                            string
 }
 
 var (
@@ -130,9 +130,10 @@ func newRow(ctx context.Context, pool *pgxpool.Pool, cfg *RowConfig) (*row, erro
 		solos: ss, pool: pool, clock: cfg.ClockToken,
 		insert: command{name: "insert", sql: sql(rowInsertSQL)},
 		take:   command{name: "take", sql: sql(rowTakeSQL)},
-		await:  command{name: "await", sql: strings.Replace(sql(rowTakeSQL), " NOWAIT", "", 1)},
+		queue:  command{name: "queue", sql: strings.Replace(sql(rowTakeSQL), " NOWAIT", "", 1)},
 		mint:   command{name: "mint", sql: "SELECT " + token},
-		whoSQL: sql(rowWhoSQL), endSQL: sql(rowEndSQL),
+		whoHas: command{name: "who", sql: sql(rowWhoSQL)},
+		endSQL: sql(rowEndSQL),
 	}, nil
 }
 
@@ -177,7 +178,7 @@ func (b *row) try(ctx context.Context, req locker.Request) (locker.Grant, error)
 	g.taking = newCallWith(&b.take, req.Key, milliseconds(req.TTL), sessionName(b.connector.application(), req.TTL))
 	b.hold(s, g)
 	s.start(newCallWith(&b.insert, req.Key), newCallWith(&cmdBegin), g.taking)
-	err = s.await(ctx, g.taking)
+	err = b.await(ctx, s, g.taking)
 	switch {
 	case err == errStranded:
 		return nil, err
@@ -210,14 +211,8 @@ func (b *row) grant(s *solo, req locker.Request) *soloGrant {
 // minted gives the grant its token. It comes from another session, in a transaction of its
 // own: that of the lock ends with it, and a crash would take the token back with it.
 func (b *row) minted(ctx context.Context, g *soloGrant) (locker.Grant, error) {
-	s, err := b.borrow(ctx)
+	c, err := b.ask(ctx, func() *call { return newCallWith(&b.mint) })
 	if err != nil {
-		return g, err
-	}
-	c := newCallWith(&b.mint)
-	c.then = func() { b.giveBack(s) }
-	s.start(c)
-	if err := wait(ctx, c); err != nil {
 		return g, failed(err)
 	}
 	g.token, err = strconv.ParseUint(string(c.rows[0][0]), 10, 64)
@@ -227,14 +222,8 @@ func (b *row) minted(ctx context.Context, g *soloGrant) (locker.Grant, error) {
 // refusal is the error for a key whose row somebody has locked.
 func (b *row) refusal(ctx context.Context, key string) error {
 	held := new(locker.HeldError)
-	s, err := b.borrow(ctx)
-	if err != nil {
-		return held
-	}
-	c := newCallWith(&command{name: "who", sql: b.whoSQL}, key)
-	c.then = func() { b.giveBack(s) }
-	s.start(c)
-	if wait(ctx, c) == nil && len(c.rows) > 0 {
+	c, err := b.ask(ctx, func() *call { return newCallWith(&b.whoHas, key) })
+	if err == nil && len(c.rows) > 0 {
 		if h := holdingOf(c.rows[0][1:]); h != nil {
 			held.Holder, held.Remaining = h.Holder, h.Remaining
 		}
@@ -256,7 +245,7 @@ func (b *row) Enqueue(ctx context.Context, req locker.Request) (locker.Place, er
 		wait: func() []*call {
 			return []*call{
 				newCallWith(&b.insert, req.Key), newCallWith(&cmdBegin),
-				newCallWith(&b.await, req.Key, milliseconds(reservation), name),
+				newCallWith(&b.queue, req.Key, milliseconds(reservation), name),
 			}
 		},
 		again: func() []*call { return []*call{newCallWith(&cmdRollback)} },
@@ -285,7 +274,7 @@ func (b *row) List(ctx context.Context, yield func(key string, h locker.Holding)
 }
 
 func (b *row) who(ctx context.Context, yield func(key string, h locker.Holding) bool, key any) error {
-	return each(ctx, b.pool, func(r [][]byte) bool { return yield(string(r[0]), *holdingOf(r[1:])) }, b.whoSQL, key)
+	return each(ctx, b.pool, func(r [][]byte) bool { return yield(string(r[0]), *holdingOf(r[1:])) }, b.whoHas.sql, key)
 }
 
 // ForceRelease implements locker.Inspector. It ends the session that has locked the row.

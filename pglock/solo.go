@@ -31,8 +31,8 @@ type solos struct {
 // solo is such a session.
 type solo struct {
 	*wire
-	used  bool       // before, by somebody else
-	grant *soloGrant // guarded by solos.mu; nil: none that can be lost
+	spared bool       // it was idle for a time
+	grant  *soloGrant // guarded by solos.mu; nil: none that can be lost
 }
 
 const (
@@ -60,6 +60,7 @@ func (ss *solos) borrow(ctx context.Context) (*solo, error) {
 		s := ss.spare[len(ss.spare)-1]
 		ss.spare = ss.spare[:len(ss.spare)-1]
 		if s.ended() == nil && s.idle() < spareFor/2 {
+			s.spared = true
 			ss.mu.Unlock()
 			return s, nil
 		}
@@ -127,25 +128,48 @@ func (ss *solos) giveBack(s *solo) {
 	ss.spare = append(ss.spare, s)
 }
 
-// errStranded: an idle session did not answer. It is given up: that ends what it has begun.
+// errStranded: an idle session did not answer. It is given up, and with it what it has begun.
 var errStranded = locker.NoEffect(errors.New("pglock: an idle session has lost its server"))
 
+// strandedAfter is when an idle session counts as one that has lost its server.
+const strandedAfter = 2 * time.Second
+
 // await waits for an answer. If the session has been idle, it may have lost its server
-// meanwhile: an answer that comes late is not waited for then, because a new session can
-// have one sooner.
-func (s *solo) await(ctx context.Context, c *call) error {
-	if !s.used {
-		s.used = true
+// meanwhile, as the other idle ones will have: then a new session has an answer sooner.
+func (ss *solos) await(ctx context.Context, s *solo, c *call) error {
+	if !s.spared {
 		return wait(ctx, c)
 	}
-	brief, cancel := context.WithTimeout(ctx, stuckAfter)
+	brief, cancel := context.WithTimeout(ctx, strandedAfter)
 	defer cancel()
 	err := wait(brief, c)
-	if err != nil && err == brief.Err() && ctx.Err() == nil {
-		s.close()
-		return errStranded
+	if err == nil || err != brief.Err() || ctx.Err() != nil {
+		return err
 	}
-	return err
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	for _, other := range ss.spare {
+		other.close()
+	}
+	ss.spare = nil
+	s.close()
+	return errStranded
+}
+
+// ask uses any session for one call that make makes.
+func (ss *solos) ask(ctx context.Context, make func() *call) (*call, error) {
+	for {
+		s, err := ss.borrow(ctx)
+		if err != nil {
+			return nil, err
+		}
+		c := make()
+		c.then = func() { ss.giveBack(s) }
+		s.start(c)
+		if err := ss.await(ctx, s, c); err != errStranded {
+			return c, err
+		}
+	}
 }
 
 // hold notes that the session's end is the loss of g; nil: of nothing.
