@@ -237,6 +237,7 @@ func endsBesideOthers(t *trial) {
 		t.wantAlive(next)
 		t.release(next)
 	})
+	t.pass(kept.TTL())
 	t.wantAlive(kept)
 	t.wantHeldBy(kept)
 	t.release(kept)
@@ -270,10 +271,12 @@ func lostSession(t *trial) {
 		t.wantHeldBy(k)
 		t.release(k)
 	}
-	next := t.take(l, held[0].Key())
-	t.pass(2 * next.TTL())
-	t.wantAlive(next)
-	t.want(t.wantHeldBy(next).Holder != session, "another session", "HeldError.Holder: %q again", session)
-	t.release(next)
-	t.wantFree(next.Key())
+	again := []locker.Lock{t.take(l, held[0].Key(), locker.WithTTL(long)), t.take(l, t.key())}
+	t.pass(2 * t.ttl)
+	for _, k := range again {
+		t.wantAlive(k)
+		t.want(t.wantHeldBy(k).Holder != session, "another session", "HeldError.Holder: %q again", session)
+		t.release(k)
+		t.wantFree(k.Key())
+	}
 }

@@ -27,7 +27,7 @@ type sessions struct {
 	// Defects.
 	single    bool              // the end of a session takes one lock with it
 	reentrant bool              // a session gets what it has, and gives it back by name
-	clung     bool              // a client goes on with a session that has ended
+	clung     bool              // a client goes on with a session that was ended
 	mute      bool              // losses are not pushed
 	first     map[string]string // if set, the holder is told who had the key first
 }
@@ -41,6 +41,7 @@ type session struct {
 	heard  time.Time
 	end    *time.Timer
 	over   bool
+	forced bool // it was ended by ForceRelease
 }
 
 // sessionClient is a client as a Backend whose locks stand on sessions.
@@ -114,7 +115,7 @@ func (s *sessions) take(ctx context.Context, b *sessionClient, req locker.Reques
 	on := b.own[req.TTL]
 	switch alive := on != nil && on.hear(ctx); {
 	case alive:
-	case on != nil && s.clung:
+	case on != nil && on.forced && s.clung:
 		return nil, io.ErrClosedPipe
 	default:
 		if on = s.open(b, req.TTL); on == nil {
@@ -240,10 +241,12 @@ func (b *sessionClient) ForceRelease(ctx context.Context, key, holder string) (b
 	}
 	b.mu.Lock()
 	on := b.named[holder]
-	b.mu.Unlock()
 	if on == nil {
+		b.mu.Unlock()
 		return false, nil
 	}
+	on.forced = true
+	b.mu.Unlock()
 	b.finish(on)
 	return true, nil
 }
