@@ -53,7 +53,7 @@ func (c *core) call(ctx context.Context, key string, opts []Option) (call, error
 	if ctx.Err() != nil {
 		return cl, cl.ended()
 	}
-	if err := validKey(key); err != nil {
+	if err := ValidKey(key); err != nil {
 		return cl, err
 	}
 	set, err := c.settings(opts)

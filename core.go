@@ -199,7 +199,7 @@ func (c *core) inspectable(key string) error {
 	if c.inspector == nil {
 		return ErrUnsupported
 	}
-	return validKey(key)
+	return ValidKey(key)
 }
 
 // fail wraps an error with what it was about; nil stays nil.

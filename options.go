@@ -136,7 +136,9 @@ func validTTL(ttl time.Duration) error {
 	return nil
 }
 
-func validKey(key string) error {
+// ValidKey is nil for what can be a key on every backend: non-empty valid UTF-8 without
+// NUL, of at most 512 bytes. Anything else is ErrInvalid, with the reason.
+func ValidKey(key string) error {
 	switch {
 	case key == "":
 		return invalidf("empty key")

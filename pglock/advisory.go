@@ -40,6 +40,7 @@ type advisory struct {
 	*inspector
 	*listener
 	take  command // returns a token for each number, or null
+	token string  // the SQL expression
 	clock bool
 	owned func() // closes the pool, if Open made it
 }
@@ -106,9 +107,7 @@ func (b *advisory) refusal(ctx context.Context, s *session, number int64) error 
 	held := new(locker.HeldError)
 	c := newCall(&cmdWho, number)
 	if s.do(ctx, c) == nil {
-		if h := holdingOf(c.rows[0]); h != nil {
-			held.Holder, held.Remaining = h.Holder, h.Remaining
-		}
+		held.Holder, held.Remaining = holderOf(c.rows[0])
 	}
 	return held
 }
@@ -173,11 +172,18 @@ func (g *grant) renewed(err error) (locker.Lease, error) {
 // RenewAll implements locker.BatchRenewer: one statement for each session.
 func (b *advisory) RenewAll(ctx context.Context, renewals []locker.Renewal, answer func(int, locker.Lease, error)) {
 	bySession := make(map[*session][]int)
-	for i, r := range renewals {
-		s := r.Grant.(*grant).s
-		bySession[s] = append(bySession[s], i)
-	}
 	var all sync.WaitGroup
+	for i, r := range renewals {
+		g, ok := r.Grant.(*grant)
+		if !ok { // on a session of its own
+			all.Go(func() {
+				lease, err := r.Grant.Renew(ctx, r.TTL)
+				answer(i, lease, err)
+			})
+			continue
+		}
+		bySession[g.s] = append(bySession[g.s], i)
+	}
 	for s, indices := range bySession {
 		all.Go(func() {
 			err := s.do(ctx, newCallWith(&cmdSignOfLife))

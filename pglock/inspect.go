@@ -44,6 +44,14 @@ func holdingOf(row [][]byte) *locker.Holding {
 	return &h
 }
 
+// holderOf is what a HeldError shows of a row that holdingOf reads.
+func holderOf(row [][]byte) (holder string, remaining time.Duration) {
+	if h := holdingOf(row); h != nil {
+		return h.Holder, h.Remaining
+	}
+	return "", 0
+}
+
 // Inspect implements locker.Inspector.
 func (i *inspector) Inspect(ctx context.Context, key string) (h locker.Holding, err error) {
 	err = each(ctx, i.pool, func(row [][]byte) bool {

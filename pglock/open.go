@@ -144,11 +144,12 @@ var modes = map[string]func(parameters, locker.Config) (func(context.Context, *p
 
 func openAdvisory(p parameters, cfg locker.Config) (func(context.Context, *pgxpool.Pool) (locker.Locker, error), error) {
 	c := &Config{Config: cfg, Namespace: p.take("namespace"), Sequence: p.identifier("sequence")}
-	var err [4]error
+	var err [5]error
 	c.Create, err[0] = p.flag("create")
 	c.ClockToken, err[1] = p.clockToken()
 	c.Sessions, err[2] = p.number("sessions")
 	c.MaxLocks, err[3] = p.number("max_locks")
+	c.BlockedWaiters, err[4] = p.flag("blocked_waiters")
 	for _, err := range err {
 		if err != nil {
 			return nil, err

@@ -49,6 +49,15 @@ type Config struct {
 	// room for max_locks_per_transaction × max_connections of them, by default 6,400, and
 	// all its sessions share it. One more is an error. Zero: 1,000.
 	MaxLocks int
+
+	// BlockedWaiters has waiters wait on the server, in its line: first come, first
+	// served, and at once when a holder crashes. Each key that this Locker waits for takes
+	// a session then, and keeps it while the lock is held. It has a price for the whole
+	// database: a session that waits keeps its snapshot, so CREATE INDEX CONCURRENTLY and
+	// its like wait for it, and VACUUM does not remove what was deleted since; and whoever
+	// holds such a lock and does that himself is in a deadlock, which the server ends with
+	// an error.
+	BlockedWaiters bool
 }
 
 // New returns a Locker on advisory locks. Its sessions are its own: they are made with the
@@ -70,6 +79,9 @@ func newLocker(ctx context.Context, pool *pgxpool.Pool, cfg *Config, owned func(
 		return nil, err
 	}
 	b.owned = owned
+	if cfg.BlockedWaiters {
+		return withBackend(b.blocked(), &cfg.Config)
+	}
 	return withBackend(b, &cfg.Config)
 }
 
@@ -92,7 +104,14 @@ func NewBackend(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (locker.Ba
 	if cfg == nil {
 		cfg = &Config{}
 	}
-	return newAdvisory(ctx, pool, cfg)
+	b, err := newAdvisory(ctx, pool, cfg)
+	switch {
+	case err != nil:
+		return nil, err
+	case cfg.BlockedWaiters:
+		return b.blocked(), nil
+	}
+	return b, nil
 }
 
 func newAdvisory(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*advisory, error) {
@@ -128,6 +147,7 @@ func newAdvisory(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*advisor
 		inspector: &inspector{pool: pool, number: number},
 		listener:  newListener(c, number, true),
 		take:      takeBy(token),
+		token:     token,
 		clock:     cfg.ClockToken,
 	}, nil
 }

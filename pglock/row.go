@@ -224,9 +224,7 @@ func (b *row) refusal(ctx context.Context, key string) error {
 	held := new(locker.HeldError)
 	c, err := b.ask(ctx, func() *call { return newCallWith(&b.whoHas, key) })
 	if err == nil && len(c.rows) > 0 {
-		if h := holdingOf(c.rows[0][1:]); h != nil {
-			held.Holder, held.Remaining = h.Holder, h.Remaining
-		}
+		held.Holder, held.Remaining = holderOf(c.rows[0][1:])
 	}
 	return held
 }

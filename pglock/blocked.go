@@ -1,0 +1,92 @@
+package pglock
+
+import (
+	"context"
+	"errors"
+	"strconv"
+
+	"github.com/go-locker/locker"
+)
+
+// blockedAdvisory is an advisory backend whose waiters wait on the server.
+type blockedAdvisory struct {
+	*advisory
+	solos  *solos
+	settle command // sets how long the session may be silent, and its name
+	claim  command // mints a token
+}
+
+var _ locker.Queuer = (*blockedAdvisory)(nil)
+
+var cmdBlock = command{name: "block", sql: "SELECT pg_advisory_lock($1::bigint)"}
+
+func (b *advisory) blocked() *blockedAdvisory {
+	return &blockedAdvisory{
+		advisory: b,
+		solos:    newSolos(b.sessions.connector),
+		settle: command{
+			name: "settle",
+			sql:  "SELECT set_config('idle_session_timeout', $1::text, false), set_config('application_name', $2::text, false)",
+		},
+		claim: command{name: "claim", sql: "SELECT " + b.token + ", set_config('idle_session_timeout', $1::text, false)"},
+	}
+}
+
+// Info implements locker.Backend.
+func (b *blockedAdvisory) Info() locker.Info {
+	info := b.advisory.Info()
+	info.Can |= locker.CapFIFO
+	return info
+}
+
+// OnLoss implements locker.LossPusher.
+func (b *blockedAdvisory) OnLoss(report func(key, owner string, err error)) {
+	b.advisory.OnLoss(report)
+	b.solos.report = report
+}
+
+// Enqueue implements locker.Queuer. The lock stays on the session that has waited for it.
+func (b *blockedAdvisory) Enqueue(ctx context.Context, req locker.Request) (locker.Place, error) {
+	s, err := b.solos.borrow(ctx)
+	if err != nil {
+		return nil, err
+	}
+	application := b.sessions.connector.application()
+	number := b.inspector.number(req.Key)
+	done := func() *call { return newCallWith(&b.settle, milliseconds(spareFor), application) }
+	g := &soloGrant{
+		ss: b.solos, s: s, key: req.Key, owner: req.Owner, ttl: req.TTL,
+		give: func() []*call { return []*call{newCall(&cmdGiveBack, number), done()} },
+		drop: func() []*call { return []*call{done()} },
+	}
+	return b.solos.enqueue(&place{
+		g: g,
+		wait: func() []*call {
+			return []*call{
+				newCallWith(&b.settle, milliseconds(reservation), sessionName(application, req.TTL)),
+				newCallWith(&cmdBlock, strconv.FormatInt(number, 10)),
+			}
+		},
+		claim: func(ctx context.Context) (locker.Grant, error) {
+			c := newCallWith(&b.claim, milliseconds(req.TTL))
+			if err := s.do(ctx, c); err != nil {
+				return g, failed(err)
+			}
+			g.token, err = strconv.ParseUint(string(c.rows[0][0]), 10, 64)
+			return g, err
+		},
+		refusal: func(ctx context.Context) error {
+			held := new(locker.HeldError)
+			c, err := b.solos.ask(ctx, func() *call { return newCall(&cmdWho, number) })
+			if err == nil {
+				held.Holder, held.Remaining = holderOf(c.rows[0])
+			}
+			return held
+		},
+	}), nil
+}
+
+// Close implements locker.Closer.
+func (b *blockedAdvisory) Close(ctx context.Context) error {
+	return errors.Join(b.solos.close(ctx), b.advisory.Close(ctx))
+}
