@@ -17,8 +17,8 @@ import (
 // its rows locked are bounded.
 const maxBatch = 1000
 
-// errBusy: another transaction has locked the row, which is none of ours: they do not
-// lock the row of a lease that lives.
+// errBusy: another transaction has the row locked, for a moment if it is an acquire that
+// has lost a race, or for as long as SQL that is not ours does.
 var errBusy = locker.NoEffect(errors.New("pglock: another transaction has locked the row"))
 
 // Renew implements locker.Grant. A row that is locked is waited for until ctx ends.
