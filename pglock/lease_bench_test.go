@@ -29,7 +29,7 @@ func BenchmarkLease(b *testing.B) {
 		ctx := context.Background()
 		b.Run("synchronous_commit="+fsync, func(b *testing.B) {
 			for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec} {
-				b.Run("bare/"+mode.String(), func(b *testing.B) { benchmarkBare(b, ctx, pool, mode) })
+				b.Run("bare/"+mode.String(), func(b *testing.B) { benchmarkBare(ctx, b, pool, mode) })
 			}
 			b.Run("lease", func(b *testing.B) {
 				for b.Loop() {
@@ -47,7 +47,7 @@ func BenchmarkLease(b *testing.B) {
 	}
 }
 
-func benchmarkBare(b *testing.B, ctx context.Context, pool *pgxpool.Pool, mode pgx.QueryExecMode) {
+func benchmarkBare(ctx context.Context, b *testing.B, pool *pgxpool.Pool, mode pgx.QueryExecMode) {
 	for b.Loop() {
 		owner := uuid.NewString()
 		var token int64
