@@ -120,7 +120,7 @@ func TestErrors_tooManyConnectionsPass(t *testing.T) {
 	case err := <-done:
 		t.Fatal("not waited for:", err)
 	}
-	conn.Conn().Close(context.Background())
+	require.NoError(t, conn.Conn().Close(context.Background()))
 	conn.Release()
 	full.Close()
 	select {

@@ -194,38 +194,29 @@ func (b *leaseBackend) Close(ctx context.Context) error {
 // get that in the place of an answer. Whoever was first has committed by then.
 const maxTries = 3
 
-// query sends one statement and reads its rows. The error is failed's, if it is the
-// driver's. Other than a prepared statement, the protocol's unnamed one belongs to nobody
-// else behind a PgBouncer; and it takes no account of standard_conforming_strings, as the
-// simple protocol has to.
-func (b *leaseBackend) query(ctx context.Context, sql string, read func(pgx.Rows) error, args ...any) error {
+// query sends one statement and returns its rows, which count only if there is no error.
+// The error is failed's. Other than a prepared statement, the protocol's unnamed one
+// belongs to nobody else behind a PgBouncer; and it takes no account of
+// standard_conforming_strings, as the simple protocol has to.
+func query[T any](ctx context.Context, b *leaseBackend, sql string, scan pgx.RowToFunc[T], args ...any) ([]T, error) {
 	args = append([]any{pgx.QueryExecModeExec}, args...)
 	for try := 1; ; try++ {
-		err := b.queryOnce(ctx, sql, read, args)
+		rows, err := queryOnce(ctx, b.pool, sql, scan, args)
 		if try == maxTries || !hasCode(err, "40001", "40P01") {
-			return err
+			return rows, failed(err)
 		}
 	}
 }
 
-func (b *leaseBackend) queryOnce(ctx context.Context, sql string, read func(pgx.Rows) error, args []any) error {
-	conn, err := b.pool.Acquire(ctx)
+func queryOnce[T any](ctx context.Context, pool *pgxpool.Pool, sql string, scan pgx.RowToFunc[T], args []any) ([]T, error) {
+	conn, err := pool.Acquire(ctx)
 	if err != nil {
-		return failed(unsent{err})
+		return nil, unsent{err}
 	}
 	defer conn.Release()
-	rows, err := conn.Query(ctx, sql, args...)
-	if err != nil {
-		return failed(err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := read(rows); err != nil {
-			return err
-		}
-	}
-	// The commit comes after the rows, and may still fail.
-	return failed(rows.Err())
+	rows, _ := conn.Query(ctx, sql, args...) // its error is that of the rows
+	// It reads to the end: the commit comes after the rows, and may still fail.
+	return pgx.CollectRows(rows, scan)
 }
 
 // micros is d in the table's unit, rounded up.

@@ -29,8 +29,9 @@ func BenchmarkLease(b *testing.B) {
 		ctx := context.Background()
 		b.Run("synchronous_commit="+fsync, func(b *testing.B) {
 			for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec} {
-				b.Run("bare/"+mode.String(), func(b *testing.B) { benchmarkBare(b, ctx, pool, mode) })
+				b.Run("bare/"+mode.String(), func(b *testing.B) { benchmarkBare(ctx, b, pool, mode) })
 			}
+			b.Run("lease/cache statement", func(b *testing.B) { benchmarkPrepared(ctx, b, lease) })
 			b.Run("lease", func(b *testing.B) {
 				for b.Loop() {
 					require.NoError(b, take(b, lease, request("lease", time.Minute)).Release(ctx))
@@ -47,12 +48,26 @@ func BenchmarkLease(b *testing.B) {
 	}
 }
 
-func benchmarkBare(b *testing.B, ctx context.Context, pool *pgxpool.Pool, mode pgx.QueryExecMode) {
+func benchmarkBare(ctx context.Context, b *testing.B, pool *pgxpool.Pool, mode pgx.QueryExecMode) {
 	for b.Loop() {
 		owner := uuid.NewString()
 		var token int64
 		require.NoError(b, pool.QueryRow(ctx, bareAcquire, mode, "bare", owner, int64(60e6)).Scan(&token))
 		_, err := pool.Exec(ctx, bareRelease, mode, "bare", owner, token)
+		require.NoError(b, err)
+	}
+}
+
+// benchmarkPrepared is what the statements would cost if they were prepared, which they
+// cannot be behind every PgBouncer.
+func benchmarkPrepared(ctx context.Context, b *testing.B, lease *leaseBackend) {
+	class, object := waitMark(Key(lease.namespace, "prepared"))
+	for b.Loop() {
+		owner := uuid.NewString()
+		rows, _ := lease.pool.Query(ctx, lease.acquireSQL, "prepared", owner, int64(60e6))
+		got, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[acquired])
+		require.NoError(b, err)
+		_, err = lease.pool.Exec(ctx, lease.releaseSQL, "prepared", owner, *got.Token, class, object, notifyChannel, "")
 		require.NoError(b, err)
 	}
 }

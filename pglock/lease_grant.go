@@ -25,30 +25,26 @@ func (b *leaseBackend) TryAcquire(ctx context.Context, req locker.Request) (lock
 		return nil, locker.ErrUnsupported
 	}
 	g := &leaseGrant{b: b, key: req.Key, holder: req.Holder(), ttl: req.TTL}
-	held := &locker.HeldError{Key: req.Key}
-	err := b.query(ctx, b.acquireSQL, func(rows pgx.Rows) error {
-		var token, remaining *int64
-		var holder *string
-		if err := rows.Scan(&token, &holder, &remaining); err != nil {
-			return err
-		}
-		if token != nil {
-			g.token = *token
-			return nil
-		}
-		held.Holder, held.Remaining = *holder, left(remaining)
-		return nil
-	}, g.key, g.holder, micros(g.ttl))
+	rows, err := query(ctx, b, b.acquireSQL, pgx.RowToStructByPos[acquired], g.key, g.holder, micros(g.ttl))
 	switch {
 	case err != nil && mayHaveRun(err):
-		g.token = 0 // it may have been told, and not been committed
 		return g, err
 	case err != nil:
 		return nil, err
-	case g.token == 0:
-		return nil, held
+	case len(rows) == 0:
+		return nil, &locker.HeldError{Key: req.Key}
+	case rows[0].Token == nil:
+		return nil, &locker.HeldError{Key: req.Key, Holder: *rows[0].Holder, Remaining: left(rows[0].Remaining)}
 	}
+	g.token = *rows[0].Token
 	return g, nil
+}
+
+// acquired is a row of lease_acquire.sql.
+type acquired struct {
+	Token     *int64
+	Holder    *string
+	Remaining *int64
 }
 
 // left reads what remains of a lease: nil is one without an end.
@@ -82,14 +78,21 @@ func (g *leaseGrant) Release(ctx context.Context) error {
 
 // free sends lease_release.sql.
 func (g *leaseGrant) free(ctx context.Context) error {
-	outcome := "expired"
 	number := Key(g.b.namespace, g.key)
 	class, object := waitMark(number)
-	err := g.b.query(ctx, g.b.releaseSQL, func(rows pgx.Rows) error {
-		return rows.Scan(&outcome, nil)
-	}, g.key, g.holder, g.token, class, object, notifyChannel, strconv.FormatInt(number, 10))
-	if err != nil {
+	rows, err := query(ctx, g.b, g.b.releaseSQL, pgx.RowToStructByPos[released],
+		g.key, g.holder, g.token, class, object, notifyChannel, strconv.FormatInt(number, 10))
+	switch {
+	case err != nil:
 		return err
+	case len(rows) == 0:
+		return mine("expired")
 	}
-	return mine(outcome)
+	return mine(rows[0].Outcome)
+}
+
+// released is a row of lease_release.sql.
+type released struct {
+	Outcome string
+	Woken   *string
 }

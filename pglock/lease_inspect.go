@@ -14,11 +14,11 @@ const page = 500
 
 // Inspect implements locker.Inspector.
 func (b *leaseBackend) Inspect(ctx context.Context, key string) (locker.Holding, error) {
-	holdings, err := b.holdings(ctx, b.inspectSQL, key)
-	if err != nil || len(holdings) == 0 {
+	rows, err := query(ctx, b, b.inspectSQL, pgx.RowToStructByPos[holding], key)
+	if err != nil || len(rows) == 0 {
 		return locker.Holding{}, err
 	}
-	return holdings[0].Holding, nil
+	return rows[0].shown(), nil
 }
 
 // ForceRelease implements locker.Inspector.
@@ -35,39 +35,29 @@ func (b *leaseBackend) ForceRelease(ctx context.Context, key, holder string) (bo
 // It asks for a page at a time: a cursor would keep a connection, and a PgBouncer's.
 func (b *leaseBackend) List(ctx context.Context, yield func(string, locker.Holding) bool) error {
 	for after := ""; ; {
-		holdings, err := b.holdings(ctx, b.listSQL, after, page)
+		rows, err := query(ctx, b, b.listSQL, pgx.RowToStructByPos[holding], after, page)
 		if err != nil {
 			return err
 		}
-		for _, h := range holdings {
-			if !yield(h.key, h.Holding) {
+		for _, row := range rows {
+			if !yield(row.Key, row.shown()) {
 				return nil
 			}
-			after = h.key
+			after = row.Key
 		}
-		if len(holdings) < page {
+		if len(rows) < page {
 			return nil
 		}
 	}
 }
 
-type leaseHolding struct {
-	key string
-	locker.Holding
+// holding is a row of lease_inspect.sql or lease_list.sql.
+type holding struct {
+	Key, Holder string
+	Remaining   *int64
+	Token       int64
 }
 
-// holdings are the rows of lease_inspect.sql or lease_list.sql.
-func (b *leaseBackend) holdings(ctx context.Context, sql string, args ...any) (holdings []leaseHolding, err error) {
-	err = b.query(ctx, sql, func(rows pgx.Rows) error {
-		var h leaseHolding
-		var remaining *int64
-		var token int64
-		if err := rows.Scan(&h.key, &h.Holder, &remaining, &token); err != nil {
-			return err
-		}
-		h.Remaining, h.Token = left(remaining), uint64(token)
-		holdings = append(holdings, h)
-		return nil
-	}, args...)
-	return holdings, err
+func (h holding) shown() locker.Holding {
+	return locker.Holding{Holder: h.Holder, Remaining: left(h.Remaining), Token: uint64(h.Token)}
 }

@@ -120,13 +120,13 @@ func TestLease_aMarkWaitsForTheReleaseThatMissedIt(t *testing.T) {
 	require.Equal(t, "freed", outcome.Outcome)
 	require.Nil(t, outcome.Woken)
 	c := listen(t, b)
-	marked := make(chan struct{})
+	marked := make(chan error)
 	go func() {
-		defer close(marked)
-		mark(t, c, "k")
-		requireFree(t, b, "k")
+		_, err := c.Exec(context.Background(), "SELECT pg_advisory_lock_shared($1::int, $2::int)", class, object)
+		marked <- err
 	}()
 	blocked(t, b.pool)
 	require.NoError(t, tx.Commit(t.Context()))
-	<-marked
+	require.NoError(t, <-marked)
+	requireFree(t, b, "k")
 }

@@ -1,7 +1,6 @@
 package pglock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,8 +16,8 @@ import (
 // its rows locked are bounded.
 const maxBatch = 1000
 
-// errBusy: another transaction has locked the row, which is none of ours: they do not
-// lock the row of a lease that lives.
+// errBusy: another transaction has the row locked, for a moment if it is an acquire that
+// has lost a race, or for as long as SQL that is not ours does.
 var errBusy = locker.NoEffect(errors.New("pglock: another transaction has locked the row"))
 
 // Renew implements locker.Grant. A row that is locked is waited for until ctx ends.
@@ -72,23 +71,27 @@ func (b *leaseBackend) setAll(ctx context.Context, sql string, renewals []locker
 	if len(positions) == 0 {
 		return
 	}
-	outcomes := make([]string, len(positions))
-	err := b.query(ctx, sql, func(rows pgx.Rows) error {
-		var n int
-		var outcome string
-		if err := rows.Scan(&n, &outcome); err != nil {
-			return err
+	rows, err := query(ctx, b, sql, pgx.RowToStructByPos[renewed], keys, holders, tokens, leases, exactly)
+	if err != nil {
+		for _, i := range positions {
+			answer(i, locker.Lease{}, err)
 		}
-		outcomes[n-1] = outcome
-		return nil
-	}, keys, holders, tokens, leases, exactly)
-	for n, i := range positions {
-		if outcome := cmp.Or(err, mine(outcomes[n])); outcome != nil {
-			answer(i, locker.Lease{}, outcome)
+		return
+	}
+	for _, row := range rows {
+		i := positions[row.N-1]
+		if err := mine(row.Outcome); err != nil {
+			answer(i, locker.Lease{}, err)
 			continue
 		}
 		answer(i, leaseOf(renewals[i].TTL), nil)
 	}
+}
+
+// renewed is a row of lease_renew.sql, which has one for each of its arguments.
+type renewed struct {
+	N       int
+	Outcome string
 }
 
 // mine reads the outcome of lease_renew.sql and lease_release.sql.

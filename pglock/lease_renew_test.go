@@ -68,7 +68,7 @@ func TestLease_aBatchAnswersForEach(t *testing.T) {
 	b := newLease(t)
 	ctx := t.Context()
 	const n = 2*maxBatch + 10
-	exec(t, b.pool, `INSERT INTO locker_lease SELECT 'k' || i, 'o' || i, i, clock_timestamp() + interval '1 min' FROM generate_series(1, $1::int) AS i`, n)
+	exec(t, b.pool, `INSERT INTO locker_lease SELECT 'k' || i, 'o' || i, token, clock_timestamp() + interval '1 min' FROM generate_series(1, $1::int) AS i, LATERAL (SELECT i AS token) AS l`, n)
 	var renewals []locker.Renewal
 	for i := n; i > 0; i-- {
 		g := &leaseGrant{b: b, key: fmt.Sprint("k", i), holder: fmt.Sprint("o", i), token: int64(i)}

@@ -271,7 +271,10 @@ func TestLease_sendsOneStatementForEachCall(t *testing.T) {
 		call func() error
 		want int64
 	}{
-		{"refusal", func() error { requireHeld(t, b, "k"); return nil }, 1},
+		{"refusal", func() error {
+			requireHeld(t, b, "k")
+			return nil
+		}, 1},
 		{"renewal", func() error { _, err := g.Renew(t.Context(), time.Minute); return err }, 1},
 		{"extension", func() error { _, err := b.Extend(t.Context(), g, time.Minute); return err }, 1},
 		{"release", func() error { return g.Release(t.Context()) }, 1},

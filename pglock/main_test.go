@@ -185,8 +185,8 @@ func begin(t testing.TB, pool *pgxpool.Pool) pgx.Tx {
 }
 
 // replace is a URL with something else in one place.
-func replace(t testing.TB, url, old, new string) string {
+func replace(t testing.TB, url, old, other string) string {
 	t.Helper()
 	require.Equal(t, 1, strings.Count(url, old))
-	return strings.Replace(url, old, new, 1)
+	return strings.Replace(url, old, other, 1)
 }

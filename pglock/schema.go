@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
@@ -151,7 +152,19 @@ func (o object) prepare(ctx context.Context, db querier, create bool, ddl string
 	if err != nil && !hasCode(err, "23505", "42P07", "42710") {
 		return failed(fmt.Errorf("pglock: creating the %s %s: %w", o.kind, o.name.Sanitize(), err))
 	}
-	return o.check(ctx, db, ddl)
+	// The server may have told this session that the name is taken before it tells it by
+	// whom: its cache remembers for a moment that there was nobody.
+	for range 50 {
+		if err = o.check(ctx, db, ddl); !errors.Is(err, errMissing) {
+			return err
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return err
 }
 
 var errMissing = errors.New("does not exist")
