@@ -201,12 +201,11 @@ func (b *advisory) RenewAll(ctx context.Context, renewals []locker.Renewal, answ
 // that.
 func (g *grant) Release(ctx context.Context) error {
 	g.b.leave(g.s, g)
-	err := wait(ctx, g.taking)
-	if err != nil && err == ctx.Err() {
+	if !g.taking.wait(ctx) {
 		g.b.unfinished(g.s)
-		return err
+		return ctx.Err()
 	}
-	switch {
+	switch err := g.taking.err; {
 	case err != nil && g.mayHold(err):
 		return g.b.sessions.connector.bury(ctx, g.s.wire)
 	case err != nil, g.taking.rows[0][0] == nil:
@@ -219,22 +218,17 @@ func (g *grant) Release(ctx context.Context) error {
 		g.b.drop(g.s, g, func() { g.s.start(g.giving) })
 	}
 	g.mu.Unlock()
-	err = wait(ctx, g.giving)
-	ended, refused := (*endError)(nil), (*pgconn.PgError)(nil)
-	switch {
-	case err != nil && err == ctx.Err():
+	if !g.giving.wait(ctx) {
 		g.b.unfinished(g.s)
-		return err
-	case errors.As(err, &ended):
-		return buried(ctx, g.b.sessions.connector, g.s.wire, err)
-	case errors.As(err, &refused):
-		return nil // it was given back by the statement's undo
-	case err != nil:
-		return err
-	case string(g.giving.rows[0][0]) != "t":
+		return ctx.Err()
+	}
+	if g.giving.err == nil && string(g.giving.rows[0][0]) != "t" {
 		return &locker.LostError{Reason: locker.ReasonExpired}
 	}
-	return nil
+	if g.s.ended() == nil {
+		return nil // also after an error: the statement's undo has given it back then
+	}
+	return buried(ctx, g.b.sessions.connector, g.s.wire, g.giving.err)
 }
 
 // Close implements locker.Closer.

@@ -56,7 +56,7 @@ func (b *blockedAdvisory) Enqueue(ctx context.Context, req locker.Request) (lock
 	done := func() *call { return newCallWith(&b.settle, milliseconds(spareFor), application) }
 	g := &soloGrant{
 		ss: b.solos, s: s, key: req.Key, owner: req.Owner, ttl: req.TTL,
-		give: func() []*call { return []*call{newCall(&cmdGiveBack, number), done()} },
+		give: func() []*call { return []*call{done(), newCall(&cmdGiveBack, number)} },
 		drop: func() []*call { return []*call{done()} },
 	}
 	return b.solos.enqueue(&place{

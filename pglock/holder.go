@@ -45,9 +45,9 @@ func sessionTTL(name string) time.Duration {
 	return 0
 }
 
-// holding is what is shown of a session that holds a lock. idle is how long it has been
+// sessionHolding is what is shown of a session that holds a lock. idle is how long it has been
 // silent; negative if that is not known.
-func holding(pid, application string, idle time.Duration) locker.Holding {
+func sessionHolding(pid, application string, idle time.Duration) locker.Holding {
 	h := locker.Holding{Holder: "pid " + pid}
 	if application != "" {
 		h.Holder += " (" + application + ")"
@@ -60,7 +60,7 @@ func holding(pid, application string, idle time.Duration) locker.Holding {
 
 var holderForm = regexp.MustCompile(`^pid ([1-9][0-9]*)(?: \((.*)\))?$`)
 
-// parseHolder reads what holding has written.
+// parseHolder reads what sessionHolding has written.
 func parseHolder(holder string) (pid int, application string, ok bool) {
 	m := holderForm.FindStringSubmatch(holder)
 	if m == nil {

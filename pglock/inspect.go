@@ -40,7 +40,7 @@ func holdingOf(row [][]byte) *locker.Holding {
 	if ms, err := strconv.ParseInt(string(row[2]), 10, 64); err == nil {
 		idle = time.Duration(ms) * time.Millisecond
 	}
-	h := holding(string(row[0]), string(row[1]), idle)
+	h := sessionHolding(string(row[0]), string(row[1]), idle)
 	return &h
 }
 

@@ -292,10 +292,10 @@ func (l *listener) all(w *wire, cmd *command, numbers []int64) (errs []error, er
 	w.start(calls...)
 	errs = make([]error, len(numbers))
 	for i, c := range calls {
-		errs[i] = wait(ctx, c)
-		if ctx.Err() != nil {
+		if !c.wait(ctx) {
 			return nil, ctx.Err()
 		}
+		errs[i] = c.err
 	}
 	return errs, w.ended()
 }

@@ -45,7 +45,7 @@ func open(ctx context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker
 		return nil, invalidf("the URL's query: locker_mode is advisory (a session holds the locks: it ends, and they are free), " +
 			"lease (rows of a table: through any pooler) or row (SELECT FOR UPDATE: a connection for each lock)")
 	}
-	make, err := mode(p, cfg.Config)
+	openOn, err := mode(p, cfg.Config)
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func open(ctx context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker
 	if err != nil {
 		return nil, failed(err)
 	}
-	l, err := make(ctx, pool)
+	l, err := openOn(ctx, pool)
 	if err != nil {
 		pool.Close()
 		return nil, err

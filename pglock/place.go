@@ -53,7 +53,7 @@ func (ss *solos) enqueue(p *place) *place {
 }
 
 func (p *place) start(before []*call) {
-	calls := append(before, p.wait()...)
+	calls := slices.Concat(before, p.wait())
 	p.g.taking = calls[len(calls)-1]
 	p.g.taking.then = func() {
 		select {

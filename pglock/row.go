@@ -157,7 +157,7 @@ func (b *row) OnLoss(report func(key, owner string, err error)) { b.report = rep
 func (b *row) TryAcquire(ctx context.Context, req locker.Request) (locker.Grant, error) {
 	for {
 		g, err := b.try(ctx, req)
-		if err != errDeleted && err != errStranded {
+		if !errors.Is(err, errDeleted) && !errors.Is(err, errStranded) {
 			return g, err
 		}
 	}
@@ -178,14 +178,15 @@ func (b *row) try(ctx context.Context, req locker.Request) (locker.Grant, error)
 	g.taking = newCallWith(&b.take, req.Key, milliseconds(req.TTL), sessionName(b.connector.application(), req.TTL))
 	b.hold(s, g)
 	s.start(newCallWith(&b.insert, req.Key), newCallWith(&cmdBegin), g.taking)
-	err = b.await(ctx, s, g.taking)
+	answered, err := b.await(ctx, s, g.taking)
 	switch {
-	case err == errStranded:
+	case err != nil:
 		return nil, err
-	case err == nil && len(g.taking.rows) > 0:
+	case !answered:
+		return g, ctx.Err()
+	}
+	if err = g.taking.err; err == nil && len(g.taking.rows) > 0 {
 		return b.minted(ctx, g)
-	case err != nil && err == ctx.Err():
-		return g, err
 	}
 	// Nothing was taken: the transaction has failed, or is empty.
 	if err := g.Release(ctx); err != nil && s.ended() == nil {

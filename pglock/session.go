@@ -164,11 +164,7 @@ func (ss *sessions) open(at slot, o *opening) {
 	o.s = &session{wire: w, ttl: at.ttl, name: name, held: make(map[int64]*grant)}
 	ss.all[o.s] = struct{}{}
 	w.onEnd = func(err error) { ss.gone(at, o, err) }
-	ss.running.Add(1)
-	go func() {
-		defer ss.running.Done()
-		w.run()
-	}()
+	ss.running.Go(w.run)
 	if ss.closed {
 		w.close()
 	}
@@ -304,7 +300,7 @@ func (ss *sessions) sweep(s *session) {
 }
 
 // holding is what others see of the session.
-func (s *session) holding() locker.Holding { return holding(s.pid, s.name, 0) }
+func (s *session) holding() locker.Holding { return sessionHolding(s.pid, s.name, 0) }
 
 // close ends all sessions and waits for it until ctx ends.
 func (ss *sessions) close(ctx context.Context) error {

@@ -6,8 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/go-locker/locker"
 )
 
@@ -105,11 +103,7 @@ func (ss *solos) open() (*solo, error) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	ss.all[s] = struct{}{}
-	ss.running.Add(1)
-	go func() {
-		defer ss.running.Done()
-		w.run()
-	}()
+	ss.running.Go(w.run)
 	if ss.closed {
 		w.close()
 		return nil, locker.Permanent(locker.ErrClosed)
@@ -136,15 +130,14 @@ const strandedAfter = 2 * time.Second
 
 // await waits for an answer. If the session has been idle, it may have lost its server
 // meanwhile, as the other idle ones will have: then a new session has an answer sooner.
-func (ss *solos) await(ctx context.Context, s *solo, c *call) error {
+func (ss *solos) await(ctx context.Context, s *solo, c *call) (answered bool, err error) {
 	if !s.spared {
-		return wait(ctx, c)
+		return c.wait(ctx), nil
 	}
 	brief, cancel := context.WithTimeout(ctx, strandedAfter)
 	defer cancel()
-	err := wait(brief, c)
-	if err == nil || err != brief.Err() || ctx.Err() != nil {
-		return err
+	if answered = c.wait(brief); answered || ctx.Err() != nil {
+		return answered, nil
 	}
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -153,21 +146,25 @@ func (ss *solos) await(ctx context.Context, s *solo, c *call) error {
 	}
 	ss.spare = nil
 	s.close()
-	return errStranded
+	return false, errStranded
 }
 
-// ask uses any session for one call that make makes.
-func (ss *solos) ask(ctx context.Context, make func() *call) (*call, error) {
+// ask uses any session for one call that newCall makes.
+func (ss *solos) ask(ctx context.Context, newCall func() *call) (*call, error) {
 	for {
 		s, err := ss.borrow(ctx)
 		if err != nil {
 			return nil, err
 		}
-		c := make()
+		c := newCall()
 		c.then = func() { ss.giveBack(s) }
 		s.start(c)
-		if err := ss.await(ctx, s, c); err != errStranded {
-			return c, err
+		switch answered, err := ss.await(ctx, s, c); {
+		case err != nil:
+		case !answered:
+			return nil, ctx.Err()
+		default:
+			return c, c.err
 		}
 	}
 }
@@ -231,7 +228,7 @@ type soloGrant struct {
 	token uint64
 
 	taking *call          // has the lock if it has a row
-	give   func() []*call // makes the calls that give it back; the first one's answer counts
+	give   func() []*call // makes the calls that give it back; the last one's answer counts
 	drop   func() []*call // those that end a taking that has failed
 
 	mu     sync.Mutex
@@ -267,8 +264,8 @@ func (g *soloGrant) Renew(ctx context.Context, ttl time.Duration) (locker.Lease,
 // Release implements locker.Grant. What it sends stays on its way when ctx ends; a
 // repetition waits for its answer.
 func (g *soloGrant) Release(ctx context.Context) error {
-	if err := wait(ctx, g.taking); err != nil && err == ctx.Err() {
-		return err
+	if !g.taking.wait(ctx) {
+		return ctx.Err()
 	}
 	got := g.taking.err == nil && len(g.taking.rows) > 0
 	g.mu.Lock()
@@ -287,23 +284,22 @@ func (g *soloGrant) Release(ctx context.Context) error {
 				g.s.close()
 			}
 		}
-		g.giving = all[0]
+		g.giving = last
 		g.s.start(all...)
 	}
 	g.mu.Unlock()
-	err := wait(ctx, g.giving)
-	refused := (*pgconn.PgError)(nil)
+	if !g.giving.wait(ctx) {
+		return ctx.Err()
+	}
 	switch {
-	case err != nil && err == ctx.Err():
-		return err
 	case !got && g.s.ended() == nil:
 		return nil // nothing was taken
 	case !got:
 		return g.ss.connector.bury(ctx, g.s.wire)
-	case errors.As(err, &refused) && g.s.ended() == nil:
-		return failed(err)
+	case g.s.ended() == nil:
+		return nil // a transaction whose commit fails is over too
 	}
-	return buried(ctx, g.ss.connector, g.s.wire, err)
+	return buried(ctx, g.ss.connector, g.s.wire, g.giving.err)
 }
 
 // buried is what a release comes to whose session has ended, with err: nil is an answer that

@@ -130,13 +130,13 @@ func (w *wire) start(calls ...*call) {
 	w.send()
 }
 
-// wait waits for a call's answer until ctx ends.
-func wait(ctx context.Context, c *call) error {
+// wait waits for a call's answer until ctx ends, and reports whether it came.
+func (c *call) wait(ctx context.Context) (answered bool) {
 	select {
 	case <-c.done:
-		return c.err
+		return true
 	case <-ctx.Done():
-		return ctx.Err()
+		return false
 	}
 }
 
@@ -144,11 +144,13 @@ func wait(ctx context.Context, c *call) error {
 // it never will be: the error matches errNotSent too.
 func (w *wire) do(ctx context.Context, c *call) error {
 	w.start(c)
-	err := wait(ctx, c)
-	if err != nil && err == ctx.Err() && w.withdraw(c) {
-		return errors.Join(errNotSent, err)
+	switch {
+	case c.wait(ctx):
+		return c.err
+	case w.withdraw(c):
+		return errors.Join(errNotSent, ctx.Err())
 	}
-	return err
+	return ctx.Err()
 }
 
 // withdraw takes a call out of the queue, and reports whether it was there.
