@@ -129,7 +129,7 @@ type grant struct {
 
 // mayHold reports whether the session may have the lock although taking it failed.
 func (g *grant) mayHold(err error) bool {
-	if errors.Is(err, errNotSent) {
+	if err == nil || errors.Is(err, errNotSent) {
 		return false
 	}
 	if ended := (*endError)(nil); errors.As(err, &ended) {
@@ -205,10 +205,11 @@ func (g *grant) Release(ctx context.Context) error {
 		g.b.unfinished(g.s)
 		return ctx.Err()
 	}
-	switch err := g.taking.err; {
-	case err != nil && g.mayHold(err):
+	refused := g.taking.err != nil || g.taking.rows[0][0] == nil
+	switch {
+	case refused && g.mayHold(g.taking.err):
 		return g.b.sessions.connector.bury(ctx, g.s.wire)
-	case err != nil, g.taking.rows[0][0] == nil:
+	case refused:
 		g.b.drop(g.s, g, nil)
 		return nil
 	}

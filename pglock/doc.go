@@ -27,7 +27,7 @@
 //	PgBouncer        session mode only        every mode               session mode only
 //	writes           none                     2 per lock, 1 per        1 per lock
 //	                                          TTL/3 for all
-//	lost together    all of a session         none                     none
+//	lost together    all of a session         each for itself          each for itself
 //	waiters          notified, and looked     notified, and by the     in the server's line
 //	                 after every second       lease's end
 //
@@ -97,7 +97,7 @@
 //	  holder     text,                 -- the owner, or "owner label"; NULL if it is free
 //	  token      bigint NOT NULL,
 //	  expires_at timestamptz NOT NULL
-//	) WITH (fillfactor = 50);
+//	) WITH (fillfactor = 70)
 //
 // A key is held while holder is there and expires_at is in the future, by the server's
 // clock. Plain SQL takes part by the same rule. Grants take max(token+1, the clock in µs),
