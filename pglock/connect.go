@@ -71,6 +71,36 @@ func (c *connector) application() string { return c.config.RuntimeParams["applic
 // milliseconds is a duration in the unit of the server's timeouts.
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
+// serverAge is since when, in microseconds, the server has had its sessions, at most: since
+// its start, its recovery from the crash of one of its processes, which resets the
+// statistics, or what it replayed last when it was a standby.
+const serverAge = "(extract(epoch FROM clock_timestamp() - greatest(pg_postmaster_start_time(), " +
+	"(SELECT stats_reset FROM pg_stat_archiver), pg_last_xact_replay_timestamp())) * 1000000)::bigint"
+
+// young is the error for a server that has not been up for the TTL of a lock that it is
+// asked for. All sessions have ended with it, and the locks on them: but a holder that was
+// paused, or cut off, at the time may believe in his until its Deadline.
+func (w *wire) young(ttl time.Duration) error {
+	if left := ttl - time.Since(w.born); left > 0 {
+		return locker.NoEffect(fmt.Errorf("pglock: the server has started, and lost all its locks, less than the TTL of %v ago: "+
+			"for another %v their holders may not know it", ttl, left))
+	}
+	return nil
+}
+
+// vanish are the settings with which the server gives a client up whose machine has
+// vanished: not before after, when its lock is over for it too.
+func vanish(after time.Duration) []setting {
+	idle := min(int64((after+time.Second-1)/time.Second), maxKeepalive)
+	return []setting{
+		{"tcp_keepalives_idle", strconv.FormatInt(idle, 10)},
+		{"tcp_user_timeout", milliseconds(max(after, time.Second))},
+	}
+}
+
+// maxKeepalive is the largest that Linux takes, in seconds.
+const maxKeepalive = 32767
+
 // setting is a server parameter of a session.
 type setting struct{ name, value string }
 
@@ -114,10 +144,11 @@ func (c *connector) settings(ctx context.Context) (*pgx.ConnConfig, error) {
 func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []setting) (*wire, error) {
 	// Before any SET: behind a pooler it would change somebody else's session.
 	facts, err := ask(ctx, conn, "SELECT pg_backend_pid(), current_setting('server_version_num'), pg_is_in_recovery(), current_setting('synchronous_commit'), "+
-		"(SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid())")
+		"(SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()), "+serverAge)
 	if err != nil {
 		return nil, err
 	}
+	answered := time.Now()
 	pid, version := facts[0], facts[1]
 	switch n, err := strconv.Atoi(version); {
 	case err != nil || n < minServerVersion:
@@ -136,8 +167,6 @@ func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []s
 		{"lock_timeout", "0"},
 		{"idle_in_transaction_session_timeout", "0"},
 		{"plan_cache_mode", "force_generic_plan"},
-		// A client whose machine has vanished is given up after three seconds.
-		{"tcp_keepalives_idle", "1"},
 		{"tcp_keepalives_interval", "1"},
 		{"tcp_keepalives_count", "2"},
 	}
@@ -145,14 +174,7 @@ func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []s
 		// A crash of the server must not take a token back that was handed out.
 		all = append(all, setting{"synchronous_commit", "on"})
 	}
-	query := "SELECT "
-	for i, s := range slices.Concat(all, settings) {
-		if i > 0 {
-			query += ", "
-		}
-		query += "set_config(" + literal(s.name) + ", " + literal(s.value) + ", false)"
-	}
-	if _, err := ask(ctx, conn, query); err != nil {
+	if _, err := ask(ctx, conn, "SELECT "+setAll(slices.Concat(all, settings), false)); err != nil {
 		return nil, err
 	}
 	// A server looks now and then whether the client of a statement that waits is still
@@ -160,7 +182,24 @@ func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []s
 	if _, err := ask(ctx, conn, "SELECT set_config('client_connection_check_interval', '250', false)"); err != nil && conn.IsClosed() {
 		return nil, err
 	}
-	return newWire(conn, pid, facts[4])
+	age, err := strconv.ParseInt(facts[5], 10, 64)
+	if err != nil {
+		return nil, err
+	}
+	w, err := newWire(conn, pid, facts[4])
+	if err == nil {
+		w.born = answered.Add(-time.Duration(age) * time.Microsecond)
+	}
+	return w, err
+}
+
+// setAll is the SQL that changes settings, for a transaction only or for the session.
+func setAll(settings []setting, local bool) string {
+	calls := make([]string, len(settings))
+	for i, s := range settings {
+		calls[i] = fmt.Sprintf("set_config(%s, %s, %v)", literal(s.name), literal(s.value), local)
+	}
+	return strings.Join(calls, ", ")
 }
 
 // ask returns the one row of a query.

@@ -151,8 +151,8 @@ func (ss *sessions) makeRoom(ttl time.Duration) error {
 func (ss *sessions) open(at slot, o *opening) {
 	defer ss.running.Done()
 	name := sessionName(ss.connector.application(), at.ttl)
-	w, err := ss.connector.open(ss.ctx, setting{"application_name", name},
-		setting{"idle_session_timeout", milliseconds(at.ttl)})
+	w, err := ss.connector.open(ss.ctx, append(vanish(at.ttl),
+		setting{"application_name", name}, setting{"idle_session_timeout", milliseconds(at.ttl)})...)
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	defer close(o.done)
@@ -190,12 +190,15 @@ func (ss *sessions) gone(at slot, o *opening, err error) {
 			t.Stop()
 		}
 	}
-	if len(lost) > 0 && !ss.closed {
-		ss.running.Go(func() { _ = ss.connector.bury(ss.ctx, s.wire) })
-	}
 	ss.mu.Unlock()
 	for _, g := range lost {
 		ss.report(g.key, g.owner, &locker.LostError{Reason: locker.ReasonSession, Err: err})
+	}
+	// The holders know. Now the server, too, may give their keys to others.
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if len(lost) > 0 && !ss.closed {
+		ss.running.Go(func() { _ = ss.connector.bury(ss.ctx, s.wire) })
 	}
 }
 
@@ -206,6 +209,8 @@ func (ss *sessions) claim(s *session, g *grant) error {
 	switch {
 	case s.held == nil:
 		return locker.NoEffect(s.ended())
+	case s.young(s.ttl) != nil:
+		return s.young(s.ttl)
 	case s.held[g.number] != nil:
 		return &locker.HeldError{Holder: s.holding().Holder, Remaining: s.ttl}
 	case ss.taken >= ss.most:
