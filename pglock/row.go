@@ -176,7 +176,7 @@ func (b *row) try(ctx context.Context, req locker.Request) (locker.Grant, error)
 		return nil, err
 	}
 	g := b.grant(s, req)
-	if err := s.young(req.TTL); err != nil {
+	if err := b.connector.young(s.wire, req.TTL); err != nil {
 		b.giveBack(s)
 		return nil, err
 	}
@@ -253,7 +253,7 @@ func (b *row) Enqueue(ctx context.Context, req locker.Request) (locker.Place, er
 		return nil, err
 	}
 	g := b.grant(s, req)
-	if err := s.young(req.TTL); err != nil {
+	if err := b.connector.young(s.wire, req.TTL); err != nil {
 		b.giveBack(s)
 		return nil, err
 	}

@@ -204,13 +204,14 @@ func (ss *sessions) gone(at slot, o *opening, err error) {
 
 // claim lets a grant have its number, if nobody of this backend has it.
 func (ss *sessions) claim(s *session, g *grant) error {
+	if err := ss.connector.young(s.wire, s.ttl); err != nil {
+		return err
+	}
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	switch {
 	case s.held == nil:
 		return locker.NoEffect(s.ended())
-	case s.young(s.ttl) != nil:
-		return s.young(s.ttl)
 	case s.held[g.number] != nil:
 		return &locker.HeldError{Holder: s.holding().Holder, Remaining: s.ttl}
 	case ss.taken >= ss.most:

@@ -74,7 +74,10 @@ type wire struct {
 	// Of the server's process, also behind a pooler.
 	pid, started string
 
-	born time.Time // since when, at most, the server has had sessions; see young
+	// Since when, at most, the server has had sessions: by our clock, and in microseconds of
+	// its own. See young.
+	born        time.Time
+	serverStart int64
 
 	// The hooks are called by the reader, without mu. They must not block.
 	onEnd    func(err error)     // once
