@@ -140,6 +140,7 @@ func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []s
 		{"tcp_keepalives_idle", "1"},
 		{"tcp_keepalives_interval", "1"},
 		{"tcp_keepalives_count", "2"},
+		{"tcp_user_timeout", "3000"}, // there are no keepalives while an answer is not acknowledged
 	}
 	if facts[3] == "off" {
 		// A crash of the server must not take a token back that was handed out.
