@@ -175,6 +175,7 @@ func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []s
 		{"plan_cache_mode", "force_generic_plan"},
 		{"tcp_keepalives_interval", "1"},
 		{"tcp_keepalives_count", "2"},
+		{"tcp_user_timeout", "3000"}, // there are no keepalives while an answer is not acknowledged
 	}
 	if facts[3] == "off" {
 		// A crash of the server must not take a token back that was handed out.

@@ -2,6 +2,7 @@ package pglock
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"net/url"
 	"os"
@@ -27,6 +28,13 @@ const soon = 5 * time.Second
 var shared = sync.OnceValues(func() (*testenv.Postgres, error) { return testenv.AnyPostgres(context.Background()) })
 
 func TestMain(m *testing.M) {
+	if serveChild() {
+		return
+	}
+	// Tests that run in parallel wait more than they work.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
 	code := m.Run()
 	if srv, err := shared(); err == nil {
 		if err := srv.Stop(); err != nil {

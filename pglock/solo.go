@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-locker/locker"
@@ -29,8 +30,8 @@ type solos struct {
 // solo is such a session.
 type solo struct {
 	*wire
-	spared bool       // it was idle for a time
-	grant  *soloGrant // guarded by solos.mu; nil: none that can be lost
+	spared atomic.Bool // it was idle for a time; who has it next may set that while an answer is awaited
+	grant  *soloGrant  // guarded by solos.mu; nil: none that can be lost
 }
 
 const (
@@ -58,7 +59,7 @@ func (ss *solos) borrow(ctx context.Context) (*solo, error) {
 		s := ss.spare[len(ss.spare)-1]
 		ss.spare = ss.spare[:len(ss.spare)-1]
 		if s.ended() == nil && s.idle() < spareFor/2 {
-			s.spared = true
+			s.spared.Store(true)
 			ss.mu.Unlock()
 			return s, nil
 		}
@@ -131,7 +132,7 @@ const strandedAfter = 2 * time.Second
 // await waits for an answer. If the session has been idle, it may have lost its server
 // meanwhile, as the other idle ones will have: then a new session has an answer sooner.
 func (ss *solos) await(ctx context.Context, s *solo, c *call) (answered bool, err error) {
-	if !s.spared {
+	if !s.spared.Load() {
 		return c.wait(ctx), nil
 	}
 	brief, cancel := context.WithTimeout(ctx, strandedAfter)
