@@ -95,7 +95,8 @@ func (c *connector) young(w *wire, ttl time.Duration) error {
 }
 
 // vanish are the settings with which the server gives a client up whose machine has
-// vanished: not before after, when its lock is over for it too.
+// vanished: not before after, when its lock is over for it too. While an answer is not
+// acknowledged there are no keepalives, and the second one counts.
 func vanish(after time.Duration) []setting {
 	idle := min(int64((after+time.Second-1)/time.Second), maxKeepalive)
 	return []setting{
@@ -175,7 +176,6 @@ func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []s
 		{"plan_cache_mode", "force_generic_plan"},
 		{"tcp_keepalives_interval", "1"},
 		{"tcp_keepalives_count", "2"},
-		{"tcp_user_timeout", "3000"}, // there are no keepalives while an answer is not acknowledged
 	}
 	if facts[3] == "off" {
 		// A crash of the server must not take a token back that was handed out.
