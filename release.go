@@ -144,17 +144,14 @@ func (h *hold) gone() bool {
 	return ok && (le.Reason == ReasonTaken || le.Reason == ReasonSession)
 }
 
-// startRelease runs the work and sees to it that it counts as over in time. If the
-// caller may leave before, or the driver may not come back, or the attempts go on after
-// that, it has a goroutine of its own. The line waits for it until the store lets the
-// key go by itself.
+// startRelease runs the work and sees to it that it counts as over in time. It has a
+// goroutine of its own; only the first attempt is made without, if the caller cannot leave
+// meanwhile and the driver comes back. The line waits for it until the store lets the key
+// go by itself.
 func (c *core) startRelease(ctx context.Context, h *hold, w *releaseWork, leaseLeft time.Duration) {
-	apart := !c.info.Deadlines || ctx.Done() != nil || c.info.Multiplexed
-	bound, cancel := detached(ctx)
-	ctx, w.stop = bound, cancel
-	if c.info.Multiplexed {
-		ctx, w.stop = c.lasting(ctx, h.req.Owner)
-	}
+	apart := !c.info.Deadlines || ctx.Done() != nil
+	began := c.now()
+	ctx, w.stop = c.lasting(ctx, h.req.Owner)
 	var leaseEnd *time.Timer
 	if leaseLeft < detachedBound {
 		leaseEnd = time.AfterFunc(leaseLeft, func() {
@@ -164,58 +161,72 @@ func (c *core) startRelease(ctx context.Context, h *hold, w *releaseWork, leaseL
 		})
 	}
 	end := func() {
-		cancel()
 		w.stop()
 		if leaseEnd != nil {
 			leaseEnd.Stop()
 		}
 	}
+	var err error
 	if !apart {
-		c.releaseNow(ctx, h, w)
-		end()
-		return
+		c.awaitRenewals(ctx, h)
+		if err = c.releaseOnce(ctx, h, w); err == nil {
+			end()
+			return
+		}
 	}
-	stopBound := context.AfterFunc(bound, func() {
+	bound := time.AfterFunc(detachedBound-(c.now()-began), func() {
 		c.mu.Lock()
 		c.releaseOver(h, w, errNoAnswer)
 		c.unlock()
 	})
 	go func() {
-		c.releaseNow(ctx, h, w)
-		stopBound()
+		if apart {
+			c.awaitRenewals(ctx, h)
+			err = c.releaseOnce(ctx, h, w)
+		}
+		if err != nil {
+			c.releaseAgain(ctx, h, w, err)
+		}
+		bound.Stop()
 		end()
 	}()
 }
 
-// releaseNow repeats the attempt until the answer is definite or ctx ends. That may be
-// when w is over long since: see lasting.
-func (c *core) releaseNow(ctx context.Context, h *hold, w *releaseWork) {
-	c.awaitRenewals(ctx, h)
+// releaseOnce makes one attempt. If its answer is definite, the work is over, and the
+// error is nil.
+func (c *core) releaseOnce(ctx context.Context, h *hold, w *releaseWork) error {
+	err := sliced(ctx, h.grant.Release)
+	c.mu.Lock()
+	defer c.unlock()
+	h.answered(err)
+	if h.ending.known {
+		err = h.ending.answer
+	}
+	if h.ending.known || isPermanent(err) {
+		c.releaseOver(h, w, err)
+		c.end()
+		return nil
+	}
+	if !w.over {
+		w.err = err // for a caller that runs out of time
+	}
+	c.releaseLine(h, w)
+	return err
+}
+
+// releaseAgain repeats the attempt, which has failed with err, until its answer is
+// definite or ctx ends. That may be when w is over long since: see lasting.
+func (c *core) releaseAgain(ctx context.Context, h *hold, w *releaseWork, err error) {
 	var b backoff
-	for {
-		err := sliced(ctx, h.grant.Release)
-		c.mu.Lock()
-		h.answered(err)
-		if h.ending.known {
-			err = h.ending.answer
-		}
-		last := h.ending.known || isPermanent(err)
-		if !last {
-			if !w.over {
-				w.err = err // for a caller that runs out of time
-			}
-			c.releaseLine(h, w)
-			c.unlock()
-			last = !sleep(ctx, b.next()) && lostMeanwhile(ctx) == nil
+	for err != nil {
+		if !sleep(ctx, b.next()) && lostMeanwhile(ctx) == nil {
 			c.mu.Lock()
-		}
-		if last {
 			c.releaseOver(h, w, err)
 			c.end()
 			c.unlock()
 			return
 		}
-		c.unlock()
+		err = c.releaseOnce(ctx, h, w)
 	}
 }
 

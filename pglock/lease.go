@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -39,9 +40,10 @@ type LeaseConfig struct {
 // NewLease returns a Locker that keeps its locks as rows of one table, each with the time
 // at which its lease ends, by the database's clock. It sends single statements over
 // connections of pool, none of which it keeps: a pool of one connection is enough, and a
-// PgBouncer in any mode is fine. pool stays the caller's to close, after the Locker.
+// PgBouncer in any mode is fine. They are prepared, if pool's settings want that and lead to
+// the server itself. pool stays the caller's to close, after the Locker.
 //
-// It blocks for two or three statements, which look whether the server and the table are
+// It blocks for three or four statements, which look whether the server and the table are
 // what they have to be, and ends with ctx. Bad settings are locker.ErrInvalid, before
 // anything is sent.
 func NewLease(ctx context.Context, pool *pgxpool.Pool, cfg *LeaseConfig) (locker.Locker, error) {
@@ -121,6 +123,7 @@ type leaseBackend struct {
 	owned     func() // closes the pool, if Open made it
 	namespace string // of Key: the table's name without its schema, which not all need to name
 	reaper    *reaper
+	prepares  *atomic.Bool // for now; see mode
 
 	acquireSQL, releaseSQL, renewSQL, renewAllSQL, inspectSQL, listSQL string
 }
@@ -159,12 +162,17 @@ func newLeaseBackend(ctx context.Context, pool *pgxpool.Pool, cfg *LeaseConfig) 
 	if err := prepare(ctx, pool, cfg.Create, leaseTable(table)); err != nil {
 		return nil, err
 	}
+	prepares, err := direct(ctx, pool)
+	if err != nil {
+		return nil, failed(err)
+	}
 	sql := func(file string) string { return statement(file, "locker_lease", table) }
 	b := &leaseBackend{
-		pool: pool, namespace: table[len(table)-1], reaper: newReaper(pool, table),
+		pool: pool, namespace: table[len(table)-1], reaper: newReaper(pool, table), prepares: new(atomic.Bool),
 		acquireSQL: sql(leaseAcquireSQL), releaseSQL: sql(leaseReleaseSQL),
 		renewSQL: sql(leaseRenewSQL), inspectSQL: sql(leaseInspectSQL), listSQL: sql(leaseListSQL),
 	}
+	b.prepares.Store(prepares)
 	// One row that somebody keeps locked must not hold up the renewal of all the others.
 	const lock = "FOR NO KEY UPDATE"
 	b.renewAllSQL = strings.Replace(b.renewSQL, lock, lock+" SKIP LOCKED", 1)
@@ -195,14 +203,15 @@ func (b *leaseBackend) Close(ctx context.Context) error {
 const maxTries = 3
 
 // query sends one statement and returns its rows, which count only if there is no error.
-// The error is failed's. Other than a prepared statement, the protocol's unnamed one
-// belongs to nobody else behind a PgBouncer; and it takes no account of
-// standard_conforming_strings, as the simple protocol has to.
+// The error is failed's.
 func query[T any](ctx context.Context, b *leaseBackend, sql string, scan pgx.RowToFunc[T], args ...any) ([]T, error) {
-	args = append([]any{pgx.QueryExecModeExec}, args...)
+	args = append([]any{nil}, args...)
 	for try := 1; ; try++ {
+		mode := b.mode()
+		args[0] = mode
 		rows, err := queryOnce(ctx, b.pool, sql, scan, args)
-		if try == maxTries || !hasCode(err, "40001", "40P01") {
+		again := hasCode(err, "40001", "40P01") && try < maxTries
+		if !again && !b.mustNotPrepare(mode, err) {
 			return rows, failed(err)
 		}
 	}

@@ -1,10 +1,13 @@
 package pglock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,6 +24,7 @@ type command struct {
 
 	// batched: its one parameter is an array of numbers, and it returns a row for each
 	// of them, in their order. Calls of it that wait at the same time are sent together.
+	// It reads the numbers FROM fromNumbers.
 	batched bool
 
 	// rank orders what is sent together: a key is given back before it is taken again.
@@ -31,6 +35,13 @@ type command struct {
 	// If that fails too, the connection is ended.
 	undo *command
 }
+
+// fromNumbers is where a batched statement has its numbers from, and fromNumber what stands
+// there for a single one, with which the server is done sooner than with a set.
+const (
+	fromNumbers = "unnest($1::bigint[]) AS n"
+	fromNumber  = "(VALUES ($1::bigint)) AS numbers (n)"
+)
 
 // call is one use of a statement. The fields behind done are set when it is closed.
 type call struct {
@@ -98,6 +109,7 @@ type wire struct {
 // flown is one statement of a flight.
 type flown struct {
 	stmt  *command
+	name  string // under which the server knows it
 	calls []*call
 	rows  [][][]byte
 	err   error
@@ -224,19 +236,28 @@ func (w *wire) send() {
 	w.sent = time.Now()
 	for i := range w.flight {
 		f := &w.flight[i]
-		if !w.prepared[f.stmt.name] || f.stmt.name == "" {
-			w.prepared[f.stmt.name], f.parsing = true, true
-			w.front.SendParse(&pgproto3.Parse{Name: f.stmt.name, Query: f.stmt.sql})
-		}
+		f.name = f.stmt.name
 		args := f.calls[0].args
-		if f.stmt.batched {
+		switch {
+		case f.single():
+			f.name += "1"
+			args = [][]byte{strconv.AppendInt(nil, f.calls[0].number, 10)}
+		case f.stmt.batched:
 			numbers := make([]int64, len(f.calls))
 			for i, c := range f.calls {
 				numbers[i] = c.number
 			}
 			args = [][]byte{array(numbers)}
 		}
-		w.front.SendBind(&pgproto3.Bind{PreparedStatement: f.stmt.name, Parameters: args})
+		if !w.prepared[f.name] || f.name == "" {
+			w.prepared[f.name], f.parsing = true, true
+			sql := f.stmt.sql
+			if f.single() {
+				sql = strings.Replace(sql, fromNumbers, fromNumber, 1)
+			}
+			w.front.SendParse(&pgproto3.Parse{Name: f.name, Query: sql})
+		}
+		w.front.SendBind(&pgproto3.Bind{PreparedStatement: f.name, Parameters: args})
 		w.front.SendExecute(&pgproto3.Execute{})
 		w.front.SendSync(&pgproto3.Sync{}) // each is a transaction of its own, and fails for itself
 	}
@@ -245,6 +266,9 @@ func (w *wire) send() {
 		_ = w.conn.Close() // the reader sees it
 	}
 }
+
+// single: it is a batched statement for one number.
+func (f *flown) single() bool { return f.stmt.batched && len(f.calls) == 1 }
 
 // maxShared is how many calls share a statement at most: what it needs of the server's
 // lock table, it needs for all of them at once.
@@ -291,7 +315,7 @@ func (w *wire) run() {
 			}
 		case *pgproto3.ErrorResponse:
 			refusal := pgconn.ErrorResponseToPgError(msg)
-			switch refusal.SeverityUnlocalized {
+			switch cmp.Or(refusal.SeverityUnlocalized, refusal.Severity) { // PgBouncer leaves the first one out
 			case "FATAL", "PANIC":
 				fatal = refusal
 			default:
@@ -327,7 +351,7 @@ func (w *wire) refused(err *pgconn.PgError) {
 	f := w.now()
 	f.err = err
 	if f.parsing && !f.parsed {
-		delete(w.prepared, f.stmt.name)
+		delete(w.prepared, f.name)
 	}
 }
 
