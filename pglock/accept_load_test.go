@@ -186,7 +186,7 @@ func TestLoad_aPoolOfOneConnectionDoesNotHang(t *testing.T) { // C64
 func TestLoad_aFullLockTableIsAnErrorThatPasses(t *testing.T) { // G7, C116
 	t.Parallel()
 	srv := startServer(t, "max_locks_per_transaction = 10", "max_connections = 40", "autovacuum = off")
-	pool := connect(t, srv.URL())
+	pool, filler := connect(t, srv.URL(), maxConns(1)), connect(t, srv.URL(), maxConns(1))
 	const waited = "waited for"
 	lockers, holds, waits := map[string]locker.Locker{}, map[string][]locker.Lock{}, map[string]waiting{}
 	for _, mode := range []string{"advisory", "lease", "row"} {
@@ -203,9 +203,7 @@ func TestLoad_aFullLockTableIsAnErrorThatPasses(t *testing.T) { // G7, C116
 		return value[int](t, pool, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND pid = $1", pid)
 	}
 
-	filler, err := pool.Acquire(t.Context())
-	require.NoError(t, err)
-	defer filler.Release()
+	var err error
 	filled := 0
 	for ; ; filled++ {
 		if _, err = filler.Exec(t.Context(), "SELECT pg_advisory_lock($1, 77)", filled); err != nil {
@@ -230,19 +228,13 @@ func TestLoad_aFullLockTableIsAnErrorThatPasses(t *testing.T) { // G7, C116
 	}
 	require.Equal(t, pid, value[int](t, pool, "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", pid)*pid, "the session lives")
 	require.Zero(t, ours())
-	exec2(t, filler, "SELECT pg_advisory_unlock_all()")
+	exec(t, filler, "SELECT pg_advisory_unlock_all()")
 	for mode, l := range lockers {
 		k, _ := waits[mode].lock(t)
 		require.NoError(t, k.Release(t.Context()), mode)
 		require.NoError(t, acquire(t, l, "another").Release(t.Context()), mode)
 	}
 	t.Logf("%d locks of another session filled the table", filled)
-}
-
-func exec2(t *testing.T, c *pgxpool.Conn, sql string) {
-	t.Helper()
-	_, err := c.Exec(t.Context(), sql)
-	require.NoError(t, err)
 }
 
 // Who waits by default has no transaction open: other sessions' waits are not longer for it.
