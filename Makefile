@@ -11,7 +11,7 @@ GOTESTSUM     := .bin/gotestsum-v1.13.0
 CROSS := darwin/arm64 windows/amd64 linux/386
 
 # Packages with goroutines of their own, for test-repeat, and how often.
-REPEAT ?= . ./memlock ./redislock ./internal/testenv
+REPEAT ?= . ./memlock ./redislock ./pglock ./internal/testenv
 COUNT  ?= 20
 
 # Which benchmarks.
@@ -27,7 +27,7 @@ help: ## Lists the targets.
 .PHONY: test
 test: deps lint cross $(GOTESTSUM) ## Everything: deps, lint, cross, and all tests with -race on real servers; lists what was skipped.
 	@# The package that takes longest begins first, so that the others run beside it.
-	LOCKER_TEST_REQUIRE=1 $(GOTESTSUM) --format standard-quiet -- -race -count=1 -timeout=15m ./redislock ./...
+	LOCKER_TEST_REQUIRE=1 $(GOTESTSUM) --format standard-quiet -- -race -count=1 -timeout=15m ./redislock ./pglock ./...
 
 .PHONY: test-repeat
 test-repeat: deps ## Runs the tests of REPEAT (packages) COUNT times with -race, in search of a flake.

@@ -72,7 +72,8 @@ func (r *HistoryResult) String() string {
 // all that the clients were told, by one clock, and then checks:
 //   - no two claims on a key overlap: a claim lasts from the return of the acquire
 //     until its release was called, its loss was told, its own Deadline, or its
-//     process was killed, whichever was first;
+//     process was killed, whichever was first; or until 50 ms before the loss was told,
+//     if it was lost with its session on a store that pushes losses (H5);
 //   - no lock is believed in after its own Deadline;
 //   - tokens rise in the order of the grants, where there are tokens;
 //   - who is told that a key is held is not told the holder of another key;

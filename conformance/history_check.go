@@ -38,6 +38,7 @@ type claimed struct {
 	inTime            bool          // granted before its own Deadline
 	ended             time.Duration // 0: not
 	lost              bool
+	session           bool          // with the store's session
 	deadline          time.Duration // the last one that was told
 	owner             string
 	token             uint64
@@ -82,7 +83,7 @@ func (a *archive) take(n note) *ruling {
 			c.outlived = n.At
 		}
 	case noteLost:
-		c.lost = true
+		c.lost, c.session = true, n.Session
 		c.end(n.At)
 	case noteRelease:
 		c.end(n.At)
@@ -136,6 +137,10 @@ func (a *archive) rule(c *claimed, n note) *ruling {
 	return reply
 }
 
+// pushBound is how long the end of a store's session may be on its way to those who have a
+// lock on it (H5). The store gives their keys to others meanwhile.
+const pushBound = 50 * time.Millisecond
+
 // killed notes that a process has come to its end.
 func (a *archive) killed(process int, at time.Duration) {
 	a.mu.Lock()
@@ -168,8 +173,11 @@ func (a *archive) check(can locker.Capability, stops []span) *HistoryResult {
 		if c.granted != 0 {
 			byOwner[c.owner] = c
 			res.Grants++
-			if c.ended == 0 {
+			switch {
+			case c.ended == 0:
 				c.ended = c.deadline
+			case c.session && can.Has(locker.CapPushLoss):
+				c.ended = max(c.granted, c.ended-pushBound)
 			}
 			byKey[c.key] = append(byKey[c.key], c)
 		}

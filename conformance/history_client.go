@@ -29,7 +29,7 @@ const (
 	noteGot     = "got"     // it has returned a lock
 	noteRefused = "refused" // it has returned an error; Held tells which kind
 	noteAlive   = "alive"   // the lock's Err was nil, asked just after At
-	noteLost    = "lost"    // it was not
+	noteLost    = "lost"    // it was not; At is when its Done was closed
 	noteRelease = "release" // Release is called
 	noteRead    = "read"    // the key's register is read; answered by a ruling
 	noteWrite   = "write"   // it is written; answered by a ruling
@@ -49,6 +49,7 @@ type note struct {
 	Token    uint64        `json:",omitempty"`
 	Deadline time.Duration `json:",omitempty"` // by the clock
 	Held     bool          `json:",omitempty"`
+	Session  bool          `json:",omitempty"` // the store's session has ended
 	Text     string        `json:",omitempty"`
 	Value    int           `json:",omitempty"` // to write
 	Loose    int           `json:",omitempty"` // to write without the fence
@@ -200,10 +201,27 @@ func (c *player) acquire(ctx context.Context,
 // work updates the key's register again and again. It looks at the lock before each
 // read, and not between the read and the write, as programs do.
 func (c *player) work(ctx context.Context, k locker.Lock, n int, length time.Duration, extends bool) {
+	var lostAt atomic.Int64 // between two looks
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		select {
+		case <-k.Done():
+			lostAt.Store(int64(c.now()))
+		case <-over:
+		}
+	}()
 	for end := c.now() + length; c.now() < end && ctx.Err() == nil; pause(ctx, c.TTL/100+c.upTo(0.05)) {
 		at := c.now()
-		if k.Err() != nil {
-			c.say(note{Attempt: n, What: noteLost, At: c.now(), Key: k.Key(), Deadline: c.now.of(k.Deadline())})
+		if err := k.Err(); err != nil {
+			lost := note{Attempt: n, What: noteLost, At: c.now(), Key: k.Key(), Deadline: c.now.of(k.Deadline())}
+			if before := time.Duration(lostAt.Load()); before != 0 {
+				lost.At = before
+			}
+			if e, ok := errors.AsType[*locker.LostError](err); ok {
+				lost.Session = e.Reason == locker.ReasonSession
+			}
+			c.say(lost)
 			return
 		}
 		c.say(note{Attempt: n, What: noteAlive, At: at, Key: k.Key(), Deadline: c.now.of(k.Deadline())})

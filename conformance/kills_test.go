@@ -15,6 +15,12 @@ import (
 
 var update = flag.Bool("update", false, "write golden files and docs/contract.md anew")
 
+// byChance are cases that notice a mutant now and then: if a context ends just before
+// something looks at it. They have no place in the table.
+var byChance = map[string][]string{
+	"dead-context-ignored": {"G4/cancelled-acquire"},
+}
+
 // TestMutants_areKilled runs every case on every mutant.
 func TestMutants_areKilled(t *testing.T) {
 	killer := make(map[string]bool)
@@ -38,7 +44,7 @@ func TestMutants_areKilled(t *testing.T) {
 				return // which other cases notice depends on who is first
 			}
 			for _, id := range kills {
-				if id != m.meant {
+				if id != m.meant && !slices.Contains(byChance[m.name], id) {
 					fmt.Fprintf(&table, "\talso %s\n", id)
 				}
 			}

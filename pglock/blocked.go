@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"time"
 
 	"github.com/go-locker/locker"
 )
@@ -11,9 +12,7 @@ import (
 // blockedAdvisory is an advisory backend whose waiters wait on the server.
 type blockedAdvisory struct {
 	*advisory
-	solos  *solos
-	settle command // sets how long the session may be silent, and its name
-	claim  command // mints a token
+	solos *solos
 }
 
 var _ locker.Queuer = (*blockedAdvisory)(nil)
@@ -21,15 +20,7 @@ var _ locker.Queuer = (*blockedAdvisory)(nil)
 var cmdBlock = command{name: "block", sql: "SELECT pg_advisory_lock($1::bigint)"}
 
 func (b *advisory) blocked() *blockedAdvisory {
-	return &blockedAdvisory{
-		advisory: b,
-		solos:    newSolos(b.sessions.connector),
-		settle: command{
-			name: "settle",
-			sql:  "SELECT set_config('idle_session_timeout', $1::text, false), set_config('application_name', $2::text, false)",
-		},
-		claim: command{name: "claim", sql: "SELECT " + b.token + ", set_config('idle_session_timeout', $1::text, false)"},
-	}
+	return &blockedAdvisory{advisory: b, solos: newSolos(b.sessions.connector)}
 }
 
 // Info implements locker.Backend.
@@ -53,7 +44,16 @@ func (b *blockedAdvisory) Enqueue(ctx context.Context, req locker.Request) (lock
 	}
 	application := b.sessions.connector.application()
 	number := b.inspector.number(req.Key)
-	done := func() *call { return newCallWith(&b.settle, milliseconds(spareFor), application) }
+	if err := b.solos.connector.young(s.wire, req.TTL); err != nil {
+		b.solos.giveBack(s)
+		return nil, err
+	}
+	// settle says how long the session may be silent, and its name.
+	settle := func(first string, silence, gone time.Duration, name string) *call {
+		settings := append(vanish(gone), setting{"idle_session_timeout", milliseconds(silence)}, setting{"application_name", name})
+		return newCallWith(&command{sql: "SELECT " + first + setAll(settings, false)})
+	}
+	done := func() *call { return settle("", spareFor, reservation, application) }
 	g := &soloGrant{
 		ss: b.solos, s: s, key: req.Key, owner: req.Owner, ttl: req.TTL,
 		give: func() []*call { return []*call{done(), newCall(&cmdGiveBack, number)} },
@@ -63,12 +63,12 @@ func (b *blockedAdvisory) Enqueue(ctx context.Context, req locker.Request) (lock
 		g: g,
 		wait: func() []*call {
 			return []*call{
-				newCallWith(&b.settle, milliseconds(reservation), sessionName(application, req.TTL)),
+				settle("", reservation, reservation, sessionName(application, req.TTL)),
 				newCallWith(&cmdBlock, strconv.FormatInt(number, 10)),
 			}
 		},
 		claim: func(ctx context.Context) (locker.Grant, error) {
-			c := newCallWith(&b.claim, milliseconds(req.TTL))
+			c := settle(b.token+", ", req.TTL, req.TTL, sessionName(application, req.TTL))
 			if err := s.do(ctx, c); err != nil {
 				return g, failed(err)
 			}

@@ -30,12 +30,13 @@ var (
 type connector struct {
 	config        *pgx.ConnConfig
 	beforeConnect func(context.Context, *pgx.ConnConfig) error
+	sequenceMade  int64 // in microseconds of the server's clock; 0: there is none. See young
 }
 
 func newConnector(pool *pgxpool.Pool) *connector {
 	cfg := pool.Config()
 	c := &connector{config: cfg.ConnConfig, beforeConnect: cfg.BeforeConnect}
-	if c.config.ValidateConnect == nil {
+	if c.config.ValidateConnect == nil && len(c.config.Fallbacks) > 0 {
 		// Of several hosts it takes the one that is the primary.
 		c.config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
 	}
@@ -70,6 +71,42 @@ func (c *connector) application() string { return c.config.RuntimeParams["applic
 
 // milliseconds is a duration in the unit of the server's timeouts.
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+
+// serverStart is the server's clock, and since when at most it has had its sessions: since
+// its start, its recovery from the crash of one of its processes, which resets the
+// statistics, or what it replayed last when it was a standby.
+const serverStart = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint, " +
+	"(extract(epoch FROM greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_archiver), " +
+	"pg_last_xact_replay_timestamp())) * 1000000)::bigint"
+
+// young is the error for a server that has not been up for the TTL of a lock that it is
+// asked for. All its sessions ended before, and the locks on them: but a holder that was
+// paused, or cut off, at the time may believe in his until its Deadline. There was none
+// if the sequence of the tokens has been made since.
+func (c *connector) young(w *wire, ttl time.Duration) error {
+	if c.sequenceMade > w.serverStart {
+		return nil
+	}
+	if left := ttl - time.Since(w.born); left > 0 {
+		return locker.NoEffect(fmt.Errorf("pglock: the server has started, and lost all its locks, less than the TTL of %v ago: "+
+			"for another %v their holders may not know it", ttl, left))
+	}
+	return nil
+}
+
+// vanish are the settings with which the server gives a client up whose machine has
+// vanished: not before after, when its lock is over for it too. While an answer is not
+// acknowledged there are no keepalives, and the second one counts.
+func vanish(after time.Duration) []setting {
+	idle := min(int64((after+time.Second-1)/time.Second), maxKeepalive)
+	return []setting{
+		{"tcp_keepalives_idle", strconv.FormatInt(idle, 10)},
+		{"tcp_user_timeout", milliseconds(max(after, time.Second))},
+	}
+}
+
+// maxKeepalive is the largest that Linux takes, in seconds.
+const maxKeepalive = 32767
 
 // setting is a server parameter of a session.
 type setting struct{ name, value string }
@@ -114,10 +151,11 @@ func (c *connector) settings(ctx context.Context) (*pgx.ConnConfig, error) {
 func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []setting) (*wire, error) {
 	// Before any SET: behind a pooler it would change somebody else's session.
 	facts, err := ask(ctx, conn, "SELECT pg_backend_pid(), current_setting('server_version_num'), pg_is_in_recovery(), current_setting('synchronous_commit'), "+
-		"(SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid())")
+		"(SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()), "+serverStart)
 	if err != nil {
 		return nil, err
 	}
+	answered := time.Now()
 	pid, version := facts[0], facts[1]
 	switch n, err := strconv.Atoi(version); {
 	case err != nil || n < minServerVersion:
@@ -136,32 +174,36 @@ func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []s
 		{"lock_timeout", "0"},
 		{"idle_in_transaction_session_timeout", "0"},
 		{"plan_cache_mode", "force_generic_plan"},
-		// A client whose machine has vanished is given up after three seconds.
-		{"tcp_keepalives_idle", "1"},
 		{"tcp_keepalives_interval", "1"},
 		{"tcp_keepalives_count", "2"},
-		{"tcp_user_timeout", "3000"}, // there are no keepalives while an answer is not acknowledged
 	}
 	if facts[3] == "off" {
 		// A crash of the server must not take a token back that was handed out.
 		all = append(all, setting{"synchronous_commit", "on"})
 	}
-	query := "SELECT "
-	for i, s := range slices.Concat(all, settings) {
-		if i > 0 {
-			query += ", "
-		}
-		query += "set_config(" + literal(s.name) + ", " + literal(s.value) + ", false)"
-	}
-	if _, err := ask(ctx, conn, query); err != nil {
-		return nil, err
-	}
 	// A server looks now and then whether the client of a statement that waits is still
 	// there, if its system lets it.
-	if _, err := ask(ctx, conn, "SELECT set_config('client_connection_check_interval', '250', false)"); err != nil && conn.IsClosed() {
+	const look = "CASE WHEN version() LIKE '%linux%' THEN set_config('client_connection_check_interval', '250', false) END"
+	if _, err := ask(ctx, conn, "SELECT "+setAll(slices.Concat(all, settings), false)+", "+look); err != nil {
 		return nil, err
 	}
-	return newWire(conn, pid, facts[4])
+	w, err := newWire(conn, pid, facts[4])
+	if err != nil {
+		return nil, err
+	}
+	now, _ := strconv.ParseInt(facts[5], 10, 64)
+	w.serverStart, _ = strconv.ParseInt(facts[6], 10, 64)
+	w.born = answered.Add(-time.Duration(now-w.serverStart) * time.Microsecond)
+	return w, nil
+}
+
+// setAll is the SQL that changes settings, for a transaction only or for the session.
+func setAll(settings []setting, local bool) string {
+	calls := make([]string, len(settings))
+	for i, s := range settings {
+		calls[i] = fmt.Sprintf("set_config(%s, %s, %v)", literal(s.name), literal(s.value), local)
+	}
+	return strings.Join(calls, ", ")
 }
 
 // ask returns the one row of a query.
@@ -291,7 +333,12 @@ func (c *connector) tokens(ctx context.Context, name pgx.Identifier, clock, crea
 	defer db.Close(context.WithoutCancel(ctx)) //nolint:errcheck // its answers are there
 	sequence := tokenSequence(name)
 	if !clock {
-		return "nextval(" + literal(name.Sanitize()) + "::regclass)", prepare(ctx, db, create, append(others, sequence)...)
+		if err := prepare(ctx, db, create, append(others, sequence)...); err != nil {
+			return "", err
+		}
+		regclass := literal(name.Sanitize()) + "::regclass"
+		made := db.QueryRow(ctx, "SELECT seqstart FROM pg_sequence WHERE seqrelid = "+regclass, pgx.QueryExecModeExec)
+		return "nextval(" + regclass + ")", failed(made.Scan(&c.sequenceMade))
 	}
 	if err := prepare(ctx, db, create, others...); err != nil {
 		return "", err

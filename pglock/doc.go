@@ -48,6 +48,13 @@
 //
 // # What is not
 //
+// Advisory and row locks end with their session, and so with the server: a holder who is
+// paused or cut off at that moment does not hear of it, and believes in his lock until
+// its Deadline. Therefore nothing is granted on a server that has been up for less than
+// the lock's TTL, unless the sequence of the tokens is younger still: give all Lockers of a
+// namespace the same TTL. pg_terminate_backend, a failover, and a connection of which only
+// the server hears that it has ended are not covered by that.
+//
 // A failover to a standby that has not received the last transactions, which asynchronous
 // replication allows, forgets leases and may repeat tokens; session locks end with the
 // old server. Set synchronous_standby_names where that would do damage. A standby is

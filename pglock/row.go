@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -175,7 +176,11 @@ func (b *row) try(ctx context.Context, req locker.Request) (locker.Grant, error)
 		return nil, err
 	}
 	g := b.grant(s, req)
-	g.taking = newCallWith(&b.take, req.Key, milliseconds(req.TTL), sessionName(b.connector.application(), req.TTL))
+	if err := b.connector.young(s.wire, req.TTL); err != nil {
+		b.giveBack(s)
+		return nil, err
+	}
+	g.taking = newCallWith(&b.take, slices.Concat([]string{req.Key}, silence(req.TTL, sessionName(b.connector.application(), req.TTL)))...)
 	b.hold(s, g)
 	s.start(newCallWith(&b.insert, req.Key), newCallWith(&cmdBegin), g.taking)
 	answered, err := b.await(ctx, s, g.taking)
@@ -209,6 +214,16 @@ func (b *row) grant(s *solo, req locker.Request) *soloGrant {
 	}
 }
 
+// silence are the arguments of row_take.sql and row_claim.sql for a session that may be
+// silent for so long.
+func silence(d time.Duration, name ...string) []string {
+	args := append([]string{milliseconds(d)}, name...)
+	for _, s := range vanish(d) {
+		args = append(args, s.value)
+	}
+	return args
+}
+
 // minted gives the grant its token. It comes from another session, in a transaction of its
 // own: that of the lock ends with it, and a crash would take the token back with it.
 func (b *row) minted(ctx context.Context, g *soloGrant) (locker.Grant, error) {
@@ -238,18 +253,22 @@ func (b *row) Enqueue(ctx context.Context, req locker.Request) (locker.Place, er
 		return nil, err
 	}
 	g := b.grant(s, req)
+	if err := b.connector.young(s.wire, req.TTL); err != nil {
+		b.giveBack(s)
+		return nil, err
+	}
 	name := sessionName(b.connector.application(), req.TTL)
 	return b.enqueue(&place{
 		g: g,
 		wait: func() []*call {
 			return []*call{
 				newCallWith(&b.insert, req.Key), newCallWith(&cmdBegin),
-				newCallWith(&b.queue, req.Key, milliseconds(reservation), name),
+				newCallWith(&b.queue, slices.Concat([]string{req.Key}, silence(reservation, name))...),
 			}
 		},
 		again: func() []*call { return []*call{newCallWith(&cmdRollback)} },
 		claim: func(ctx context.Context) (locker.Grant, error) {
-			if err := s.do(ctx, newCallWith(&cmdClaim, milliseconds(req.TTL))); err != nil {
+			if err := s.do(ctx, newCallWith(&cmdClaim, silence(req.TTL)...)); err != nil {
 				return g, failed(err)
 			}
 			return b.minted(ctx, g)

@@ -151,8 +151,8 @@ func (ss *sessions) makeRoom(ttl time.Duration) error {
 func (ss *sessions) open(at slot, o *opening) {
 	defer ss.running.Done()
 	name := sessionName(ss.connector.application(), at.ttl)
-	w, err := ss.connector.open(ss.ctx, setting{"application_name", name},
-		setting{"idle_session_timeout", milliseconds(at.ttl)})
+	w, err := ss.connector.open(ss.ctx, append(vanish(at.ttl),
+		setting{"application_name", name}, setting{"idle_session_timeout", milliseconds(at.ttl)})...)
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	defer close(o.done)
@@ -190,17 +190,23 @@ func (ss *sessions) gone(at slot, o *opening, err error) {
 			t.Stop()
 		}
 	}
-	if len(lost) > 0 && !ss.closed {
-		ss.running.Go(func() { _ = ss.connector.bury(ss.ctx, s.wire) })
-	}
 	ss.mu.Unlock()
 	for _, g := range lost {
 		ss.report(g.key, g.owner, &locker.LostError{Reason: locker.ReasonSession, Err: err})
+	}
+	// The holders know. Now the server, too, may give their keys to others.
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if len(lost) > 0 && !ss.closed {
+		ss.running.Go(func() { _ = ss.connector.bury(ss.ctx, s.wire) })
 	}
 }
 
 // claim lets a grant have its number, if nobody of this backend has it.
 func (ss *sessions) claim(s *session, g *grant) error {
+	if err := ss.connector.young(s.wire, s.ttl); err != nil {
+		return err
+	}
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	switch {

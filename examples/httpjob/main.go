@@ -32,6 +32,7 @@ import (
 
 	"github.com/go-locker/locker"
 	_ "github.com/go-locker/locker/memlock"   // mem://
+	_ "github.com/go-locker/locker/pglock"    // postgres://
 	_ "github.com/go-locker/locker/redislock" // redis://
 )
 
