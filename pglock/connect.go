@@ -163,11 +163,8 @@ func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []s
 	case facts[2] == "t":
 		return nil, errStandby
 	}
-	if pid != strconv.FormatUint(uint64(conn.PID()), 10) {
-		// Somebody between us and the server has told us a number of his own.
-		if err := c.probe(ctx, conn, pid); err != nil {
-			return nil, err
-		}
+	if err := c.probe(ctx, conn, pid); err != nil {
+		return nil, err
 	}
 	all := []setting{
 		{"statement_timeout", "0"}, // a statement that is cut short leaves open what it has locked
@@ -239,6 +236,9 @@ const whichSession = "SELECT pg_backend_pid()"
 // for its client gives it to nobody else: not while another client's transaction is
 // open, which needs one too, and not by turns. conn's session was pid a moment ago.
 func (c *connector) probe(ctx context.Context, conn *pgconn.PgConn, pid string) error {
+	if pid == strconv.FormatUint(uint64(conn.PID()), 10) {
+		return nil // else somebody between us and the server has told us a number of his own
+	}
 	other, err := c.connect(ctx)
 	if err != nil {
 		return err
@@ -317,8 +317,8 @@ func beginElsewhere(ctx context.Context, conn, other *pgconn.PgConn, pid string)
 	return "", nil
 }
 
-// tokens checks, and makes if create is set, what the tokens come from. It returns the SQL
-// expression that mints one.
+// tokens checks that there can be sessions that hold locks; and checks, and makes if create
+// is set, what the tokens come from. It returns the SQL expression that mints one.
 func (c *connector) tokens(ctx context.Context, name pgx.Identifier, clock, create bool, others ...object) (expression string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, connectBound)
 	defer cancel()
@@ -331,6 +331,13 @@ func (c *connector) tokens(ctx context.Context, name pgx.Identifier, clock, crea
 		return "", failed(err)
 	}
 	defer db.Close(context.WithoutCancel(ctx)) //nolint:errcheck // its answers are there
+	pid, err := ask(ctx, db.PgConn(), whichSession)
+	if err == nil {
+		err = c.probe(ctx, db.PgConn(), pid[0]) // no session with locks yet: there may be one session only
+	}
+	if err != nil {
+		return "", failed(err)
+	}
 	sequence := tokenSequence(name)
 	if !clock {
 		if err := prepare(ctx, db, create, append(others, sequence)...); err != nil {
