@@ -180,6 +180,15 @@ func TestInterop_timeoutsOfARoleDoNotCutAWaitShort(t *testing.T) { // C101
 	}
 }
 
+// In a session of the caller's, nothing is changed: the reason is told instead.
+func TestInterop_aRoleThatOnlyReadsHasNoLeases(t *testing.T) { // C101
+	t.Parallel()
+	database := newDatabase(t)
+	closeNow(t, openOn(t, database, "lease", nil))
+	_, err := NewLease(t.Context(), connect(t, withParam(t, database, "default_transaction_read_only", "on")), nil)
+	require.ErrorContains(t, err, "default_transaction_read_only")
+}
+
 // What holds a lock is a session that does nothing, and it does so all the time.
 func TestInterop_aHeldLockIsSeenAndIsNoOpenTransaction(t *testing.T) { // C103, C104
 	t.Parallel()

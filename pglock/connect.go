@@ -105,6 +105,9 @@ func vanish(after time.Duration) []setting {
 	}
 }
 
+// writes is for roles that only read by default: a token is written.
+var writes = setting{"default_transaction_read_only", "off"}
+
 // maxKeepalive is the largest that Linux takes, in seconds.
 const maxKeepalive = 32767
 
@@ -170,6 +173,8 @@ func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []s
 		{"statement_timeout", "0"}, // a statement that is cut short leaves open what it has locked
 		{"lock_timeout", "0"},
 		{"idle_in_transaction_session_timeout", "0"},
+		writes,
+		{"default_transaction_isolation", "read committed"},
 		{"plan_cache_mode", "force_generic_plan"},
 		{"tcp_keepalives_interval", "1"},
 		{"tcp_keepalives_count", "2"},
@@ -334,6 +339,9 @@ func (c *connector) tokens(ctx context.Context, name pgx.Identifier, clock, crea
 	pid, err := ask(ctx, db.PgConn(), whichSession)
 	if err == nil {
 		err = c.probe(ctx, db.PgConn(), pid[0]) // no session with locks yet: there may be one session only
+	}
+	if err == nil {
+		_, err = ask(ctx, db.PgConn(), "SELECT "+setAll([]setting{writes}, false))
 	}
 	if err != nil {
 		return "", failed(err)
