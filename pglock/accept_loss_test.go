@@ -129,7 +129,7 @@ func TestLoss_aVanishedMachineIsGivenUp(t *testing.T) { // C107
 	far, err := srv.At(srv.URL(), network.Host().Addr())
 	require.NoError(t, err)
 	pool := connect(t, srv.URL())
-	const ttl = 20 * time.Second
+	const ttl = 5 * time.Second
 	var holders []vanishing
 	waits := map[string]waiting{}
 	for _, mode := range []string{"advisory", "row"} {
@@ -176,6 +176,6 @@ func TestLoss_aVanishedMachineIsGivenUp(t *testing.T) { // C107
 		took[state].add(at.Sub(cut))
 	}
 	for state, f := range took {
-		f.print(t, "vanished while the session was "+state+": free", 5*time.Second, 10*time.Second)
+		f.print(t, "vanished while the session was "+state+": free", ttl+5*time.Second, ttl+10*time.Second)
 	}
 }
