@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	osexec "os/exec"
-	"strings"
 	"testing"
 	"time"
 
@@ -215,5 +214,5 @@ func TestInterop_aHeldLockIsSeenAndIsNoOpenTransaction(t *testing.T) { // C103, 
 	require.NoError(t, k.Err())
 	t.Logf("seen, and refused to others, in %d of %d looks over three TTLs; its session idle in %d", looks, looks, idle)
 	require.Greater(t, idle, looks*9/10)
-	assert.False(t, strings.Contains(value[string](t, pool, `SELECT string_agg(state, ' ') FROM pg_stat_activity WHERE datname = current_database()`), "in transaction"))
+	assert.NotContains(t, value[string](t, pool, "SELECT string_agg(state, ' ') FROM pg_stat_activity WHERE datname = current_database()"), "in transaction")
 }
