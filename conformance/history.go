@@ -72,8 +72,9 @@ func (r *HistoryResult) String() string {
 // all that the clients were told, by one clock, and then checks:
 //   - no two claims on a key overlap: a claim lasts from the return of the acquire
 //     until its release was called, its loss was told, its own Deadline, or its
-//     process was killed, whichever was first; or until 50 ms before the loss was told,
-//     if it was lost with its session on a store that pushes losses (H5);
+//     process was killed, whichever was first. On a store that pushes the end of a
+//     session, which has freed the key by then, a claim that was lost with one ends 50 ms
+//     before that was told (H5), in which nothing stood still or was cut off;
 //   - no lock is believed in after its own Deadline;
 //   - tokens rise in the order of the grants, where there are tokens;
 //   - who is told that a key is held is not told the holder of another key;
@@ -158,7 +159,7 @@ func (s *suite) history(outer context.Context, cfg HistoryConfig) (*HistoryResul
 	if r.Status == Error {
 		return nil, errors.New(r.Reason)
 	}
-	res := a.check(s.info.Can, m.stops)
+	res := a.check(s.info.Can, m.stops, m.outages)
 	res.Seed, res.Took, res.Faults = cfg.Seed, time.Since(start), m.faults
 	for _, f := range r.Failures {
 		res.Violations = append(res.Violations, fmt.Sprintf("%s: seen: %s; wanted: %s", f.Place, f.Seen, f.Wanted))
@@ -178,6 +179,7 @@ type mischief struct {
 	end     time.Duration
 	faults  map[string]int
 	stops   []span // in which a process, or a server, stood still
+	outages []span // in which a process had a broken network
 }
 
 // span is a time by the history's clock.
@@ -194,7 +196,7 @@ type actor struct {
 	play    func(role) (done <-chan struct{})
 	done    <-chan struct{}
 	stopped time.Duration // since; 0: it runs
-	broken  bool          // its network is
+	broken  time.Duration // since when its network is; 0: it is not
 	due     time.Duration // when what was done to it is over
 }
 
@@ -313,7 +315,7 @@ func (m *mischief) disturb(rng *rand.Rand, a *actor, lasts time.Duration) {
 	}
 	d := kinds[rng.IntN(len(kinds))]
 	m.faults[d.Name]++
-	a.broken, a.due = true, m.now()+lasts
+	a.broken, a.due = m.now(), m.now()+lasts
 	m.impose(a, d)
 }
 
@@ -336,9 +338,10 @@ func (m *mischief) mend(at time.Duration) {
 			m.stops = append(m.stops, span{a.n, a.stopped, m.now()})
 			a.stopped = 0
 		}
-		if a.broken {
+		if a.broken != 0 {
 			m.impose(a, disturbance{})
-			a.broken = false
+			m.outages = append(m.outages, span{a.n, a.broken, m.now()})
+			a.broken = 0
 		}
 		a.due = 0
 	}

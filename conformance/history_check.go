@@ -157,7 +157,7 @@ func (a *archive) killed(process int, at time.Duration) {
 }
 
 // check judges what was recorded of a Locker that can do so much.
-func (a *archive) check(can locker.Capability, stops []span) *HistoryResult {
+func (a *archive) check(can locker.Capability, stops, outages []span) *HistoryResult {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	res := &HistoryResult{
@@ -177,7 +177,7 @@ func (a *archive) check(can locker.Capability, stops []span) *HistoryResult {
 			case c.ended == 0:
 				c.ended = c.deadline
 			case c.session && can.Has(locker.CapPushLoss):
-				c.ended = max(c.granted, c.ended-pushBound)
+				c.ended = max(c.granted, undisturbed(c.process, c.ended, pushBound, slices.Concat(stops, outages)))
 			}
 			byKey[c.key] = append(byKey[c.key], c)
 		}
@@ -217,6 +217,25 @@ func stood(process int, from, to time.Duration, stops []span) bool {
 		}
 	}
 	return false
+}
+
+// undisturbed is the moment between which and at the process had d without any of the
+// spans that concern it.
+func undisturbed(process int, at, d time.Duration, spans []span) time.Duration {
+	for d > 0 {
+		last := at - d
+		for _, s := range spans {
+			switch {
+			case s.process != process && s.process != 0:
+			case s.from < at && at <= s.to:
+				return undisturbed(process, s.from, d, spans)
+			case s.to < at:
+				last = max(last, s.to)
+			}
+		}
+		at, d = last, d-(at-last)
+	}
+	return at
 }
 
 // overlaps looks for two claims at the same time.
