@@ -168,7 +168,7 @@ func awaitBlocked(t testing.TB, pool *pgxpool.Pool, n int) {
 	}, soon, time.Millisecond)
 }
 
-// traffic is what a Locker's connections write: how many of them, and how much.
+// traffic is what a Locker's connections write.
 type traffic struct {
 	from func(ctx context.Context, network, address string) (net.Conn, error) // nil: this machine
 
@@ -178,7 +178,7 @@ type traffic struct {
 
 type countedConn struct {
 	net.Conn
-	writes, executes atomic.Int64
+	statements atomic.Int64
 }
 
 func (n *traffic) dial(ctx context.Context, network, address string) (net.Conn, error) {
@@ -197,28 +197,26 @@ func (n *traffic) dial(ctx context.Context, network, address string) (net.Conn, 
 	return c, nil
 }
 
-// Write counts, too, the statements in what is written: messages of the type Execute or
-// Query, each of which is written whole.
+// Write counts the statements in what is written: messages of the type Execute or Query,
+// each of which is written whole.
 func (c *countedConn) Write(b []byte) (int, error) {
-	c.writes.Add(1)
 	for rest := b; len(rest) >= 5 && rest[0] != 0; {
 		if rest[0] == 'E' || rest[0] == 'Q' {
-			c.executes.Add(1)
+			c.statements.Add(1)
 		}
 		rest = rest[min(len(rest), 1+int(binary.BigEndian.Uint32(rest[1:5]))):]
 	}
 	return c.Conn.Write(b)
 }
 
-// sent is the sum over all connections, ended ones too.
-func (n *traffic) sent() (conns int, writes, statements int64) {
+// sent is the number of statements, on all connections, ended ones too.
+func (n *traffic) sent() (statements int64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, c := range n.conns {
-		writes += c.writes.Load()
-		statements += c.executes.Load()
+		statements += c.statements.Load()
 	}
-	return len(n.conns), writes, statements
+	return statements
 }
 
 // child is another process, which holds a key.

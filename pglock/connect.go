@@ -105,6 +105,9 @@ func vanish(after time.Duration) []setting {
 	}
 }
 
+// writes is for roles that only read by default: a token is written.
+var writes = setting{"default_transaction_read_only", "off"}
+
 // maxKeepalive is the largest that Linux takes, in seconds.
 const maxKeepalive = 32767
 
@@ -163,16 +166,15 @@ func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []s
 	case facts[2] == "t":
 		return nil, errStandby
 	}
-	if pid != strconv.FormatUint(uint64(conn.PID()), 10) {
-		// Somebody between us and the server has told us a number of his own.
-		if err := c.probe(ctx, conn, pid); err != nil {
-			return nil, err
-		}
+	if err := c.probe(ctx, conn, pid); err != nil {
+		return nil, err
 	}
 	all := []setting{
 		{"statement_timeout", "0"}, // a statement that is cut short leaves open what it has locked
 		{"lock_timeout", "0"},
 		{"idle_in_transaction_session_timeout", "0"},
+		writes,
+		{"default_transaction_isolation", "read committed"},
 		{"plan_cache_mode", "force_generic_plan"},
 		{"tcp_keepalives_interval", "1"},
 		{"tcp_keepalives_count", "2"},
@@ -223,70 +225,105 @@ func ask(ctx context.Context, conn *pgconn.PgConn, query string) ([]string, erro
 	return row, nil
 }
 
-// probeWait is how long the probe waits for a second session.
-const probeWait = time.Second
+const (
+	// probes are how often the probe tries to get another client into a session, or another
+	// session for its own client. Those who use the pooler at the same time may come in
+	// between, but not every time.
+	probes = 10
+
+	// probeWait is how long the probe waits for a second session.
+	probeWait = time.Second
+)
+
+const whichSession = "SELECT pg_backend_pid()"
 
 // probe finds out what kind of pooler is in front of the server. One that keeps a session
 // for its client gives it to nobody else: not while another client's transaction is
 // open, which needs one too, and not by turns. conn's session was pid a moment ago.
 func (c *connector) probe(ctx context.Context, conn *pgconn.PgConn, pid string) error {
-	others := make(chan string, 1)
-	probing, cancel := context.WithTimeout(ctx, probeWait)
-	ended := make(chan struct{})
-	defer func() {
-		cancel()
-		<-ended
-	}()
-	var refused error
-	answered := make(chan struct{})
-	go func() {
-		defer close(ended)
-		other, err := c.connect(probing)
-		if err != nil {
-			close(answered)
-			return
-		}
-		defer other.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it was only looked at
-		row, err := ask(probing, other, "BEGIN; SELECT pg_backend_pid()")
-		switch pgErr := (*pgconn.PgError)(nil); {
-		case err == nil:
-			others <- row[0]
-		case errors.As(err, &pgErr) && !strings.HasPrefix(pgErr.Code, "53") && !strings.HasPrefix(pgErr.Code, "57"):
-			refused = err // in statement mode there are no transactions
-		}
-		close(answered)
-		<-probing.Done() // the transaction stays open meanwhile
-	}()
-	select {
-	case <-answered:
-	case <-probing.Done():
-		<-answered
+	if pid == strconv.FormatUint(uint64(conn.PID()), 10) {
+		return nil // else somebody between us and the server has told us a number of his own
 	}
-	if refused != nil {
-		return locker.Permanent(fmt.Errorf("%w (its answer to BEGIN: %w)", errPooler, refused))
+	other, err := c.connect(ctx)
+	if err != nil {
+		return err
 	}
-	select {
-	case other := <-others:
-		if other == pid {
-			return locker.Permanent(errPooler)
-		}
-	default:
-		// There is no second session at the moment. Ours has to be free, then.
-	}
-	for range 3 {
-		row, err := ask(ctx, conn, "SELECT pg_backend_pid()")
-		if err != nil {
+	defer other.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it was only looked at
+	for range probes {
+		if err := kept(ctx, conn, pid); err != nil {
 			return err
 		}
-		if row[0] != pid {
+		// It stays open until conn has asked again.
+		found, err := beginElsewhere(ctx, conn, other, pid)
+		switch {
+		case err != nil:
+			return err
+		case found == "":
+			return nil // there is one session for conn, and none for the other client
+		case found == pid:
 			return locker.Permanent(errPooler)
+		}
+		if err := kept(ctx, conn, pid); err != nil {
+			return err
+		}
+		if _, err := other.Exec(ctx, "ROLLBACK").ReadAll(); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// tokens checks, and makes if create is set, what the tokens come from. It returns the SQL
-// expression that mints one.
+// kept is nil if the session of conn is still the one it was.
+func kept(ctx context.Context, conn *pgconn.PgConn, pid string) error {
+	row, err := ask(ctx, conn, whichSession)
+	if err == nil && row[0] != pid {
+		err = locker.Permanent(errPooler)
+	}
+	return err
+}
+
+// beginElsewhere begins a transaction for the other client, and returns its session. It is
+// empty if there is none to be had although conn has one, which is conn's own then: a
+// pooler that shares it gives it to who has waited before conn asked.
+func beginElsewhere(ctx context.Context, conn, other *pgconn.PgConn, pid string) (string, error) {
+	beginning, cancel := context.WithCancel(ctx)
+	var row []string
+	var refusal error
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		row, refusal = ask(beginning, other, "BEGIN; "+whichSession)
+	}()
+	defer func() {
+		cancel()
+		<-answered
+	}()
+	wait := time.NewTimer(probeWait)
+	defer wait.Stop()
+	for range 2 {
+		select {
+		case <-answered:
+			refused := (*pgconn.PgError)(nil)
+			switch {
+			case refusal == nil:
+				return row[0], nil
+			case errors.As(refusal, &refused) && !strings.HasPrefix(refused.Code, "53") && !strings.HasPrefix(refused.Code, "57"):
+				// In statement mode there are no transactions.
+				return "", locker.Permanent(fmt.Errorf("%w (its answer to BEGIN: %w)", errPooler, refused))
+			}
+			return "", refusal
+		case <-wait.C:
+		}
+		if err := kept(ctx, conn, pid); err != nil {
+			return "", err
+		}
+		wait.Reset(probeWait / 10)
+	}
+	return "", nil
+}
+
+// tokens checks that there can be sessions that hold locks; and checks, and makes if create
+// is set, what the tokens come from. It returns the SQL expression that mints one.
 func (c *connector) tokens(ctx context.Context, name pgx.Identifier, clock, create bool, others ...object) (expression string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, connectBound)
 	defer cancel()
@@ -299,6 +336,16 @@ func (c *connector) tokens(ctx context.Context, name pgx.Identifier, clock, crea
 		return "", failed(err)
 	}
 	defer db.Close(context.WithoutCancel(ctx)) //nolint:errcheck // its answers are there
+	pid, err := ask(ctx, db.PgConn(), whichSession)
+	if err == nil {
+		err = c.probe(ctx, db.PgConn(), pid[0]) // no session with locks yet: there may be one session only
+	}
+	if err == nil {
+		_, err = ask(ctx, db.PgConn(), "SELECT "+setAll([]setting{writes}, false))
+	}
+	if err != nil {
+		return "", failed(err)
+	}
 	sequence := tokenSequence(name)
 	if !clock {
 		if err := prepare(ctx, db, create, append(others, sequence)...); err != nil {

@@ -132,11 +132,9 @@ func newAdvisory(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*advisor
 	ttl := max(cmp.Or(cfg.TTL, locker.DefaultTTL), minSessionTTL)
 	c := newConnector(pool)
 	ss := newSessions(c, cfg)
-	// The first session finds out whether there can be any, and is there for the first lock.
-	_, err = ss.session(ctx, ttl, 0)
-	var token string
+	token, err := c.tokens(ctx, sequence, cfg.ClockToken, cfg.Create)
 	if err == nil {
-		token, err = c.tokens(ctx, sequence, cfg.ClockToken, cfg.Create)
+		_, err = ss.session(ctx, ttl, 0) // is there for the first lock
 	}
 	if err != nil {
 		return nil, errors.Join(err, ss.close(ctx))

@@ -117,15 +117,15 @@ func newRow(ctx context.Context, pool *pgxpool.Pool, cfg *RowConfig) (*row, erro
 	}
 	c := newConnector(pool)
 	ss := newSolos(c)
-	s, err := ss.borrow(ctx) // the first one finds out whether there can be any
+	token, err := c.tokens(ctx, sequence, cfg.ClockToken, cfg.Create, rowTable(table))
+	if err != nil {
+		return nil, err
+	}
+	s, err := ss.borrow(ctx) // is there for the first lock
 	if err != nil {
 		return nil, errors.Join(err, ss.close(ctx))
 	}
 	ss.giveBack(s)
-	token, err := c.tokens(ctx, sequence, cfg.ClockToken, cfg.Create, rowTable(table))
-	if err != nil {
-		return nil, errors.Join(err, ss.close(ctx))
-	}
 	sql := func(file string) string { return statement(file, "locker_row", table) }
 	return &row{
 		solos: ss, pool: pool, clock: cfg.ClockToken,

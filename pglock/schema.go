@@ -118,9 +118,10 @@ func prepare(ctx context.Context, db querier, create bool, objects ...object) er
 		standby  bool
 		encoding string
 		micros   int64
+		readOnly bool
 	)
 	row := db.QueryRow(ctx, statement(serverSQL, "", nil), pgx.QueryExecModeExec)
-	if err := row.Scan(&version, &standby, &encoding, &micros); err != nil {
+	if err := row.Scan(&version, &standby, &encoding, &micros, &readOnly); err != nil {
 		return failed(err)
 	}
 	switch {
@@ -131,6 +132,8 @@ func prepare(ctx context.Context, db querier, create bool, objects ...object) er
 		return locker.Permanent(fmt.Errorf("pglock: client_encoding is %s: it has to be UTF8, or a key is not the same for all", encoding))
 	case standby:
 		return locker.NoEffect(errors.New("pglock: the server is a standby: locks are taken on the primary"))
+	case readOnly:
+		return locker.NoEffect(errors.New("pglock: this role's transactions only read (default_transaction_read_only): a lock is written"))
 	}
 	for _, o := range objects {
 		ddl := statement(strings.ReplaceAll(o.file, "$1", strconv.FormatInt(micros, 10)), o.plain, o.name)

@@ -29,6 +29,7 @@ func (s *soak) partsOnPostgres() []part {
 				return withPostgres(ctx, mode(name), func(h conformance.Harness) error { return s.repeat(ctx, h, faultsOfOneServer) })
 			}},
 			part{"trials/postgres-vanished-" + name, func(ctx context.Context) error { return s.trialsOfVanishing(ctx, mode(name)) }},
+			part{"trials/postgres-tokens-" + name, func(ctx context.Context) error { return s.trialsOfTokens(ctx, mode(name)) }},
 		)
 	}
 	return append(parts,
@@ -173,4 +174,66 @@ func vanished(ctx context.Context, network *testenv.Namespace, far, near string)
 		err = k.Release(ctx)
 	}
 	return took, errors.Join(err, network.Mend(ctx))
+}
+
+// trialsOfTokens kills the server right after grants, also for a role that does not wait for
+// the disk, and with a server that writes to it late: the tokens of one key rise over that.
+func (s *soak) trialsOfTokens(ctx context.Context, query string) (err error) {
+	srv, err := testenv.StartPostgres(ctx, &testenv.PostgresConfig{Settings: []string{"wal_writer_delay = '10s'"}})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, srv.Stop()) }()
+	for _, commit := range []string{"on", "off"} {
+		role := "commit_" + commit
+		url, err := srv.AddRole(ctx, srv.URL(), role, "secret", "SUPERUSER")
+		if err != nil {
+			return err
+		}
+		if err := srv.Exec(ctx, "ALTER ROLE "+role+" SET synchronous_commit = "+commit); err != nil {
+			return err
+		}
+		took, rose, err := crashes(ctx, srv, url+query, s.trials)
+		if err != nil {
+			return err
+		}
+		s.print("server killed, synchronous_commit "+commit+", the next grant", took)
+		fmt.Fprintf(s.out, "   %d of %d tokens are larger than the one before\n", rose, s.trials)
+		s.broken = s.broken || rose < s.trials
+	}
+	return nil
+}
+
+// crashes is how long it takes from each kill of the server to the next grant, and how many of
+// those have a larger token.
+func crashes(ctx context.Context, srv *testenv.Postgres, url string, trials int) (took []time.Duration, rose int, err error) {
+	l, err := locker.OpenWith(ctx, url, &locker.OpenConfig{Config: locker.Config{TTL: ttl}})
+	if err != nil {
+		return nil, 0, err
+	}
+	defer closeNow(ctx, l)
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(trials)*time.Minute)
+	defer cancel()
+	var before uint64
+	for i := range trials + 1 {
+		var killed time.Time
+		if i > 0 {
+			killed = time.Now()
+			if err := errors.Join(srv.Kill(), srv.Restart(ctx)); err != nil {
+				return nil, 0, err
+			}
+		}
+		k, err := l.Acquire(ctx, "tokens")
+		if err != nil {
+			return nil, 0, err
+		}
+		if i > 0 {
+			took = append(took, time.Since(killed))
+			if k.Token() > before {
+				rose++
+			}
+		}
+		before = k.Token()
+	}
+	return took, rose, nil
 }
