@@ -95,17 +95,17 @@ func (n *counted) use(cfg *pgxpool.Config) {
 			return nil, err
 		}
 		n.conns.Add(1)
-		return &countedConn{Conn: conn, n: n}, nil
+		return &meteredConn{Conn: conn, n: n}, nil
 	}
 }
 
-type countedConn struct {
+type meteredConn struct {
 	net.Conn
 	n    *counted
 	once sync.Once
 }
 
-func (c *countedConn) Write(p []byte) (int, error) {
+func (c *meteredConn) Write(p []byte) (int, error) {
 	c.n.writes.Add(1)
 	// The first byte of all messages but the first is their type, and then comes the length.
 	for at := 0; at+5 <= len(p); {
@@ -120,7 +120,7 @@ func (c *countedConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-func (c *countedConn) Close() error {
+func (c *meteredConn) Close() error {
 	c.once.Do(func() { c.n.conns.Add(-1) })
 	return c.Conn.Close()
 }
@@ -141,7 +141,7 @@ func newContest(b *testing.B, url string, m mode) *contest {
 	c.backend = backendOn(b, m, connect(b, url, new(counted).use), locker.DefaultTTL)
 	pool := connect(b, url, new(counted).use)
 	c.kinds = []func(ctx context.Context, key string) error{
-		func(ctx context.Context, key string) error { return cycle(ctx, c.locker, key) },
+		func(ctx context.Context, key string) error { return takeAndGive(ctx, c.locker, key) },
 		func(ctx context.Context, key string) error {
 			g, err := c.backend.TryAcquire(ctx, request("bare "+key, locker.DefaultTTL))
 			if err != nil {
@@ -178,7 +178,7 @@ func rawRows(b *testing.B, url string) {
 	exec(b, connect(b, url), `INSERT INTO locker_row (key) VALUES ('raw k') ON CONFLICT DO NOTHING`)
 }
 
-func cycle(ctx context.Context, l locker.Locker, key string) error {
+func takeAndGive(ctx context.Context, l locker.Locker, key string) error {
 	k, err := l.Acquire(ctx, key)
 	if err != nil {
 		return err
@@ -297,7 +297,7 @@ func BenchmarkW3_oneKey(b *testing.B) {
 		b.Run(m.name, func(b *testing.B) {
 			n := &counted{}
 			l := lockerOn(b, m, connect(b, srv.URL(), n.use), locker.DefaultTTL)
-			require.NoError(b, cycle(context.Background(), l, "warm"))
+			require.NoError(b, takeAndGive(context.Background(), l, "warm"))
 			statements := n.statements.Load()
 			var acquired [goroutines]float64
 			var longest [goroutines]time.Duration
@@ -345,8 +345,8 @@ func BenchmarkW3_oneKey(b *testing.B) {
 	}
 }
 
-// waiting is the number of sessions that wait for a key: by a mark, or in the server's line.
-const waiting = `SELECT count(DISTINCT pid) FROM pg_locks
+// restingWaiters is the number of sessions that wait for a key: by a mark, or in the server's line.
+const restingWaiters = `SELECT count(DISTINCT pid) FROM pg_locks
 	WHERE locktype = 'advisory' AND objsubid = 2 AND mode = 'ShareLock' OR NOT granted`
 
 // W5: 200 goroutines of one process wait for a key that another one holds for 10
@@ -360,7 +360,7 @@ func BenchmarkW5_crowd(b *testing.B) {
 			admin := connect(b, srv.URL())
 			n := &counted{}
 			l := lockerOn(b, m, connect(b, srv.URL(), n.use), locker.DefaultTTL)
-			require.NoError(b, cycle(context.Background(), l, "warm"))
+			require.NoError(b, takeAndGive(context.Background(), l, "warm"))
 			conns := n.conns.Load()
 			var statements, drained float64
 			var most int64
@@ -370,9 +370,9 @@ func BenchmarkW5_crowd(b *testing.B) {
 				before := n.statements.Load()
 				var wg sync.WaitGroup
 				for range crowd {
-					wg.Go(func() { _ = cycle(context.Background(), l, "k") })
+					wg.Go(func() { _ = takeAndGive(context.Background(), l, "k") })
 				}
-				require.Eventually(b, func() bool { return value[int](b, admin, waiting) == 1 }, soon, time.Millisecond)
+				require.Eventually(b, func() bool { return value[int](b, admin, restingWaiters) == 1 }, soon, time.Millisecond)
 				time.Sleep(wait) // what is measured is what happens in this time
 				statements += float64(n.statements.Load() - before)
 				most = max(most, n.conns.Load())
@@ -380,7 +380,7 @@ func BenchmarkW5_crowd(b *testing.B) {
 				_ = held.Release(context.Background())
 				wg.Wait()
 				drained += float64(time.Since(start).Microseconds()) / 1000
-				require.Eventually(b, func() bool { return value[int](b, admin, waiting) == 0 }, soon, 10*time.Millisecond)
+				require.Eventually(b, func() bool { return value[int](b, admin, restingWaiters) == 0 }, soon, 10*time.Millisecond)
 			}
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(statements/float64(b.N)/wait.Seconds(), "statements/s")
@@ -400,7 +400,7 @@ func BenchmarkW6_heldLocks(b *testing.B) {
 			n := &counted{}
 			l := lockerOn(b, m, connect(b, srv.URL(), n.use), ttl)
 			ctx := context.Background()
-			require.NoError(b, cycle(ctx, l, "warm"))
+			require.NoError(b, takeAndGive(ctx, l, "warm"))
 			goroutines := runtime.NumGoroutine()
 			all := make([]locker.Lock, locks)
 			for i := range all {

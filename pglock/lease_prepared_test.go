@@ -51,7 +51,7 @@ func TestLease_doesWithoutPreparedStatementsThatAreGone(t *testing.T) {
 	require.Zero(t, value[int](t, pool, prepared, pgx.QueryExecModeExec))
 }
 
-func bouncer(t *testing.T) (direct, through string) {
+func bouncerBefore(t *testing.T) (direct, through string) {
 	t.Helper()
 	srv := startServer(t)
 	pb, err := testenv.StartPgBouncer(context.Background(), srv, &testenv.PgBouncerConfig{
@@ -65,7 +65,7 @@ func bouncer(t *testing.T) (direct, through string) {
 }
 
 func TestLease_preparesNothingBehindAPooler(t *testing.T) {
-	_, through := bouncer(t)
+	_, through := bouncerBefore(t)
 	b := leaseOn(t, connect(t, through, func(cfg *pgxpool.Config) {
 		cfg.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheStatement
 	}))
@@ -75,7 +75,7 @@ func TestLease_preparesNothingBehindAPooler(t *testing.T) {
 
 // The address of a server may become that of a pooler.
 func TestLease_doesWithoutPreparedStatementsWhenAPoolerComesInBetween(t *testing.T) {
-	direct, through := bouncer(t)
+	direct, through := bouncerBefore(t)
 	b := leaseOn(t, connect(t, direct))
 	require.Equal(t, pgx.QueryExecModeCacheStatement, b.mode())
 	b.pool = connect(t, through)
