@@ -216,6 +216,8 @@ func notReentrant(t *trial) {
 
 func acquireContextEnds(t *trial) {
 	l, other := t.open(), t.open()
+	t.connected(l)
+	t.connected(other)
 	cancelled, cancel := context.WithCancel(t.ctx)
 	timedOut, cancelTimer := context.WithTimeout(t.ctx, t.ttl/2)
 	defer cancelTimer()

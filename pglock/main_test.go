@@ -24,12 +24,20 @@ import (
 const soon = 5 * time.Second
 
 // shared is the one server of all tests that do not break theirs.
-var shared = sync.OnceValues(func() (*testenv.Postgres, error) { return testenv.AnyPostgres(context.Background()) })
+var shared = sync.OnceValues(func() (srv *testenv.Postgres, err error) {
+	srv, err = testenv.AnyPostgres(context.Background())
+	if err == nil {
+		stopShared = srv.Stop
+	}
+	return srv, err
+})
+
+var stopShared func() error // nil: it was not started
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if srv, err := shared(); err == nil {
-		if err := srv.Stop(); err != nil {
+	if stopShared != nil {
+		if err := stopShared(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
