@@ -175,6 +175,7 @@ func (b *row) try(ctx context.Context, req locker.Request) (locker.Grant, error)
 		return nil, err
 	}
 	g := b.grant(s, req)
+	g.since = time.Now()
 	g.taking = newCallWith(&b.take, req.Key, milliseconds(req.TTL), sessionName(b.connector.application(), req.TTL))
 	b.hold(s, g)
 	s.start(newCallWith(&b.insert, req.Key), newCallWith(&cmdBegin), g.taking)

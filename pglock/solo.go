@@ -225,6 +225,7 @@ type soloGrant struct {
 	key   string
 	owner string
 	ttl   time.Duration
+	since time.Time // as of a grant; zero: it was claimed
 	token uint64
 
 	taking *call          // has the lock if it has a row
@@ -239,7 +240,7 @@ type soloGrant struct {
 func (g *soloGrant) Token() uint64 { return g.token }
 
 // Lease implements locker.Grant.
-func (g *soloGrant) Lease() locker.Lease { return locker.Lease{TTL: g.ttl} }
+func (g *soloGrant) Lease() locker.Lease { return locker.Lease{TTL: g.ttl, Since: g.since} }
 
 // Renew implements locker.Grant.
 func (g *soloGrant) Renew(ctx context.Context, ttl time.Duration) (locker.Lease, error) {
@@ -303,8 +304,8 @@ func (g *soloGrant) Release(ctx context.Context) error {
 }
 
 // buried is what a release comes to whose session has ended, with err: nil is an answer that
-// came before. A session that has ended before anything was sent has lost the lock. Else
-// it is released when the server has ended the session too.
+// came before. A session that has ended before anything was sent has lost the lock, unless
+// its end is our doing. Else it is released when the server has ended the session too.
 func buried(ctx context.Context, c *connector, w *wire, err error) error {
 	if err == nil {
 		return nil
@@ -312,7 +313,7 @@ func buried(ctx context.Context, c *connector, w *wire, err error) error {
 	if err := c.bury(ctx, w); err != nil {
 		return err
 	}
-	if errors.Is(err, errNotSent) {
+	if errors.Is(err, errNotSent) && !errors.Is(err, locker.ErrClosed) {
 		return &locker.LostError{Reason: locker.ReasonSession, Err: err}
 	}
 	return nil
