@@ -1,6 +1,7 @@
 package pglock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -29,14 +30,14 @@ func TestConformance_advisory(t *testing.T) { // C93, C94, C96, C104
 
 // Each waiter has a session, and a place in the server's line.
 func TestConformance_blocked(t *testing.T) { // C56, C106
-	(&store{start: direct, names: advisoryNames, open: func(ctx context.Context, pool, _ *pgxpool.Pool) (locker.Locker, error) {
+	(&store{start: direct, names: advisoryNames, only: of("G[46]|H5|R3|W|House/(nothing|goroutines)"), open: func(ctx context.Context, pool, _ *pgxpool.Pool) (locker.Locker, error) {
 		return New(ctx, pool, &Config{Create: true, BlockedWaiters: true})
 	}}).run(t)
 }
 
 // Each lock and each waiter has a session, and the lock a transaction.
 func TestConformance_row(t *testing.T) { // C56, C106
-	(&store{start: direct, names: rowNames, open: func(ctx context.Context, pool, _ *pgxpool.Pool) (locker.Locker, error) {
+	(&store{start: direct, names: rowNames, only: of("G[1347]|H[25]|R[13]|W[135]|House/(nothing|goroutines)"), open: func(ctx context.Context, pool, _ *pgxpool.Pool) (locker.Locker, error) {
 		return NewRow(ctx, pool, &RowConfig{Create: true})
 	}}).run(t)
 }
@@ -48,12 +49,14 @@ func TestConformance_lease(t *testing.T) { // C110, C113, C114
 // Every statement may come to another session. Releases are heard of on a connection
 // that goes to the server itself.
 func TestConformance_leaseThroughPgBouncer(t *testing.T) { // C98, C99
-	(&store{start: behind("transaction"), names: leaseNames, open: openOnLeases}).run(t)
+	(&store{start: behind("transaction"), names: leaseNames, open: openOnLeases, ttl: conformance.DefaultTTL,
+		only: of("G[147]|H[13]|R[12]|W[14]|K1")}).run(t)
 }
 
 // A connection's end is its session's, but for what PgBouncer has to do with it.
 func TestConformance_advisoryThroughSessionPooler(t *testing.T) { // C98
-	(&store{start: behind("session"), names: advisoryNames, open: openOnAdvisory}).run(t)
+	(&store{start: behind("session"), names: advisoryNames, open: openOnAdvisory, ttl: conformance.DefaultTTL,
+		only: of("G[47]|H5|R4|W[14]|House/nothing")}).run(t)
 }
 
 func openOnAdvisory(ctx context.Context, pool, _ *pgxpool.Pool) (locker.Locker, error) {
@@ -76,19 +79,10 @@ const (
 // The cases of a run.
 type chooser = func(conformance.Case) bool
 
-// uses chooses the cases that use one of the parts.
-func uses(parts conformance.Part) chooser {
-	return func(c conformance.Case) bool { return c.Uses&parts != 0 }
-}
-
 // of chooses the cases whose ids begin so.
 func of(ids string) chooser {
 	id := regexp.MustCompile(`^(` + ids + `)`)
 	return func(c conformance.Case) bool { return id.MatchString(c.ID) }
-}
-
-func both(one, other chooser) chooser {
-	return func(c conformance.Case) bool { return one(c) && other(c) }
 }
 
 // servers are what a store is kept by.
@@ -144,8 +138,9 @@ func breakable(i *testenv.InCharge) *conformance.Server {
 type store struct {
 	start func(ctx context.Context) (servers, error)
 	open  func(ctx context.Context, pool, direct *pgxpool.Pool) (locker.Locker, error)
-	names string  // a query
-	only  chooser // nil: all cases
+	names string        // a query
+	only  chooser       // nil: all cases
+	ttl   time.Duration // longer where a request takes more steps; 0: half of the usual one
 
 	servers  servers
 	looker   *pgxpool.Pool
@@ -175,7 +170,7 @@ func (s *store) run(t *testing.T) {
 			return s.locker(ctx, net.Dial)
 		},
 		Server: s.servers.breakable,
-		TTL:    conformance.DefaultTTL / 2,
+		TTL:    cmp.Or(s.ttl, conformance.DefaultTTL/2),
 		Names: func(ctx context.Context) ([]string, error) {
 			rows, _ := s.looker.Query(ctx, s.names, pgx.QueryExecModeExec)
 			return pgx.CollectRows(rows, pgx.RowTo[string])
@@ -186,7 +181,7 @@ func (s *store) run(t *testing.T) {
 	})
 }
 
-func (s *store) locker(ctx context.Context, dial pgconnDial) (locker.Locker, error) {
+func (s *store) locker(ctx context.Context, dial dialer) (locker.Locker, error) {
 	p := process{}
 	for _, url := range []string{s.servers.url, s.servers.direct} {
 		cfg, err := pgxpool.ParseConfig(url)
@@ -209,10 +204,10 @@ func (s *store) locker(ctx context.Context, dial pgconnDial) (locker.Locker, err
 	return p, nil
 }
 
-type pgconnDial = func(ctx context.Context, network, address string) (net.Conn, error)
+type dialer = func(ctx context.Context, network, address string) (net.Conn, error)
 
 // counting counts what is sent to servers, but for the exchange of names and passwords.
-func (s *store) counting(dial pgconnDial) pgconnDial {
+func (s *store) counting(dial dialer) dialer {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := dial(ctx, network, address)
 		if err != nil {

@@ -179,7 +179,7 @@ func (b *row) try(ctx context.Context, req locker.Request) (locker.Grant, error)
 	g.taking = newCallWith(&b.take, req.Key, milliseconds(req.TTL), sessionName(b.connector.application(), req.TTL))
 	b.hold(s, g)
 	s.start(newCallWith(&b.insert, req.Key), newCallWith(&cmdBegin), g.taking)
-	answered, err := b.await(ctx, s, g.taking)
+	answered, err := b.await(ctx, s, s.spared, g.taking)
 	switch {
 	case err != nil:
 		return nil, err

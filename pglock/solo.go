@@ -130,8 +130,8 @@ const strandedAfter = 2 * time.Second
 
 // await waits for an answer. If the session has been idle, it may have lost its server
 // meanwhile, as the other idle ones will have: then a new session has an answer sooner.
-func (ss *solos) await(ctx context.Context, s *solo, c *call) (answered bool, err error) {
-	if !s.spared {
+func (ss *solos) await(ctx context.Context, s *solo, spared bool, c *call) (answered bool, err error) {
+	if !spared {
 		return c.wait(ctx), nil
 	}
 	brief, cancel := context.WithTimeout(ctx, strandedAfter)
@@ -158,8 +158,9 @@ func (ss *solos) ask(ctx context.Context, newCall func() *call) (*call, error) {
 		}
 		c := newCall()
 		c.then = func() { ss.giveBack(s) }
+		spared := s.spared // the next one may have the session before we see the answer
 		s.start(c)
-		switch answered, err := ss.await(ctx, s, c); {
+		switch answered, err := ss.await(ctx, s, spared, c); {
 		case err != nil:
 		case !answered:
 			return nil, ctx.Err()
