@@ -221,7 +221,9 @@ func acquireContextEnds(t *trial) {
 	var held []locker.Lock
 	for _, end := range []func(context.Context) (context.Context, context.CancelFunc){
 		context.WithCancel,
-		func(ctx context.Context) (context.Context, context.CancelFunc) { return context.WithTimeout(ctx, t.ttl) },
+		func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, t.ttl)
+		},
 	} {
 		ctx, cancel := end(t.ctx)
 		defer cancel()

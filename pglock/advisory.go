@@ -213,7 +213,7 @@ func (g *grant) Release(ctx context.Context) error {
 		return g.b.sessions.connector.bury(ctx, g.s.wire)
 	case err != nil, g.taking.rows[0][0] == nil:
 		g.b.drop(g.s, g, nil)
-		return nil
+		return nil //nolint:nilerr // nothing was taken
 	}
 	g.mu.Lock()
 	if g.giving == nil {

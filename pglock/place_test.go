@@ -98,7 +98,7 @@ func TestPlace_aCancelledWaitLeavesNoSession(t *testing.T) { // W3, C106
 				for range cancels / keys {
 					ctx, cancel := context.WithTimeout(t.Context(), rand.N(20*time.Millisecond))
 					_, err := l.Acquire(ctx, key)
-					assert.ErrorIs(t, err, context.DeadlineExceeded)
+					assert.ErrorIs(t, err, context.DeadlineExceeded) //nolint:testifylint // on a goroutine
 					cancel()
 				}
 			})

@@ -2,7 +2,6 @@ package pglock
 
 import (
 	"context"
-	"errors"
 	"net"
 	"strconv"
 	"sync"
@@ -92,7 +91,7 @@ func TestWire_sendsTogetherWhatGathers(t *testing.T) {
 	for i := range calls {
 		all.Go(func() {
 			c := newCall(&cmdEcho, int64(i))
-			assert.NoError(t, w.do(context.Background(), c))
+			assert.NoError(t, w.do(context.Background(), c)) //nolint:testifylint // on a goroutine
 			assert.Equal(t, [][][]byte{{[]byte(strconv.Itoa(i))}}, c.rows, "its own row")
 		})
 	}
@@ -125,7 +124,7 @@ func TestWire_answersEachOfManyAtOnce(t *testing.T) {
 		all.Go(func() {
 			for n := range calls {
 				c := newCall(&cmdEcho, int64(i*calls+n))
-				assert.NoError(t, w.do(context.Background(), c))
+				assert.NoError(t, w.do(context.Background(), c)) //nolint:testifylint // on a goroutine
 				assert.Equal(t, strconv.Itoa(i*calls+n), string(c.rows[0][0]))
 			}
 		})
@@ -302,6 +301,6 @@ func TestWire_takesNoticesForNoAnswers(t *testing.T) {
 	require.Zero(t, advisoryLocks(t, pool))
 	refused := (*pgconn.PgError)(nil)
 	bad := command{name: "bad", sql: "SELECT nothing"}
-	require.True(t, errors.As(w.do(t.Context(), newCallWith(&bad)), &refused))
+	require.ErrorAs(t, w.do(t.Context(), newCallWith(&bad)), &refused)
 	require.NoError(t, w.do(t.Context(), newCall(&cmdEcho, 1)))
 }
