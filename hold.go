@@ -119,7 +119,11 @@ func (c *core) lossReported(key, owner string, err error) {
 	switch ln := c.lines[key]; {
 	case ln == nil:
 	case ln.holder != nil && ln.holder.req.Owner == owner:
-		c.lose(ln.holder, lostError(err))
+		h := ln.holder
+		c.checkClock(h)
+		if h.err == nil { // else its time had ended it before
+			c.lose(h, lostError(err))
+		}
 	case ln.led:
 		ln.early = &earlyLoss{owner, err}
 	}

@@ -373,3 +373,20 @@ func (b queueingSession) Info() locker.Info {
 	i.Multiplexed = true
 	return i
 }
+
+// The store ends the session soon after the Deadline, and a busy process may hear of both
+// at once.
+func TestLock_isNotLostOnceMoreByAReportAfterItsDeadline(t *testing.T) { // H2, H3
+	synctest.Test(t, func(t *testing.T) {
+		b := newSession(nil)
+		l, err := locker.New(b, nil)
+		require.NoError(t, err)
+		for range 50 {
+			k := acquire(t, l, "k", locker.WithoutRenewal())
+			time.Sleep(time.Until(k.Deadline())) // its timer may run before or after this goroutine
+			b.told.report("k", k.Owner(), &locker.LostError{Reason: locker.ReasonSession})
+			require.Equal(t, locker.ReasonExpired, lostReason(t, k.Err()))
+		}
+		require.NoError(t, l.Close(t.Context()))
+	})
+}

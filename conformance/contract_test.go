@@ -1,6 +1,7 @@
 package conformance_test
 
 import (
+	"context"
 	"go/scanner"
 	"go/token"
 	"io/fs"
@@ -14,17 +15,20 @@ import (
 	"testing"
 	"text/template"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-locker/locker"
 	"github.com/go-locker/locker/conformance"
+	"github.com/go-locker/locker/internal/testenv"
 	"github.com/go-locker/locker/memlock"
+	"github.com/go-locker/locker/pglock"
 	"github.com/go-locker/locker/redislock"
 )
 
-// backends are the Backends of this module, and what each has to declare at least.
-// Nothing is sent to a server.
+// backends are the Backends of this module, and what each has to declare at least. Only
+// those of Postgres ask a server before they exist.
 func backends(t *testing.T) map[string]struct {
 	locker.Backend
 	must locker.Capability
@@ -33,6 +37,25 @@ func backends(t *testing.T) map[string]struct {
 	t.Cleanup(func() { _ = rdb.Close() })
 	red, err := redislock.NewBackend(rdb, nil)
 	require.NoError(t, err)
+	srv, err := testenv.AnyPostgres(t.Context())
+	if testenv.Skippable(err) {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, srv.Stop()) })
+	database, err := srv.NewDatabase(t.Context())
+	require.NoError(t, err)
+	pool, err := pgxpool.New(t.Context(), database)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	postgres := func(b locker.Backend, err error) locker.Backend {
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, b.(locker.Closer).Close(context.Background())) })
+		return b
+	}
+	advisory := postgres(pglock.NewBackend(t.Context(), pool, &pglock.Config{Create: true}))
+	lease := postgres(pglock.NewLeaseBackend(t.Context(), pool, &pglock.LeaseConfig{Create: true, Listen: pool}))
+	row := postgres(pglock.NewRowBackend(t.Context(), pool, &pglock.RowConfig{Create: true}))
 	return map[string]struct {
 		locker.Backend
 		must locker.Capability
@@ -41,6 +64,11 @@ func backends(t *testing.T) map[string]struct {
 			locker.CapFIFO | locker.CapPushLoss | locker.CapExtend | locker.CapExpiry | locker.CapInspect},
 		"redis": {red, locker.CapExclusive | locker.CapToken | locker.CapHolder | locker.CapWakeUp |
 			locker.CapExtend | locker.CapExpiry | locker.CapInterop},
+		"postgres advisory": {advisory, locker.CapExclusive | locker.CapToken | locker.CapHolder | locker.CapPushLoss |
+			locker.CapWakeUp | locker.CapInterop | locker.CapExpiry},
+		"postgres lease": {lease, locker.CapExclusive | locker.CapToken | locker.CapHolder | locker.CapWakeUp |
+			locker.CapExtend | locker.CapExpiry},
+		"postgres row": {row, locker.CapExclusive | locker.CapToken | locker.CapPushLoss | locker.CapWakeUp},
 	}
 }
 

@@ -162,6 +162,7 @@ func serverFrozen(t *trial) {
 func deadlineUnderDelay(t *trial) {
 	l, net := t.openVia()
 	t.connected(l)
+	t.connected(t.bystander())
 	for i := range 6 {
 		late := t.ttl * time.Duration(i) / 50
 		net.Set([]faultnet.Fault{{DelayReplies: late}, {DelayRequests: late}}[i%2])

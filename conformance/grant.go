@@ -216,11 +216,17 @@ func notReentrant(t *trial) {
 
 func acquireContextEnds(t *trial) {
 	l, other := t.open(), t.open()
-	cancelled, cancel := context.WithCancel(t.ctx)
-	timedOut, cancelTimer := context.WithTimeout(t.ctx, t.ttl/2)
-	defer cancelTimer()
+	t.connected(l)
+	t.connected(other)
 	var held []locker.Lock
-	for _, ctx := range []context.Context{cancelled, timedOut} {
+	for _, end := range []func(context.Context) (context.Context, context.CancelFunc){
+		context.WithCancel,
+		func(ctx context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(ctx, t.ttl)
+		},
+	} {
+		ctx, cancel := end(t.ctx)
+		defer cancel()
 		// Three ways to a lock: free, waited for, and by one attempt.
 		k, err := t.acquire(ctx, l, t.key())
 		t.must(err == nil, "the lock, which is free", "Acquire: %v", err)
@@ -239,9 +245,11 @@ func acquireContextEnds(t *trial) {
 		k, err = t.try(ctx, l, t.key())
 		t.must(err == nil, "the lock, which is free", "TryAcquire: %v", err)
 		held = append(held, k)
+		if _, timed := ctx.Deadline(); !timed {
+			cancel()
+		}
+		<-ctx.Done()
 	}
-	cancel()
-	<-timedOut.Done()
 
 	t.pass(2 * held[0].TTL())
 	for _, k := range held {

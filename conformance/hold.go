@@ -183,6 +183,7 @@ func deadlineFormula(t *trial) {
 
 func deadlineInStore(t *trial) {
 	l := t.open()
+	t.connected(t.bystander())
 	for range 10 {
 		t.wantDeadlinesInStore(l)
 	}

@@ -211,11 +211,14 @@ func noOvertaking(t *trial) {
 func noStarvation(t *trial) {
 	const n = 8
 	key := t.key()
-	end := time.Now().Add(time.Second)
 	var mu sync.Mutex
 	var longest time.Duration
 	served := make([]int, n)
 	lockers := t.openN(n)
+	for _, l := range lockers {
+		t.connected(l)
+	}
+	end := time.Now().Add(time.Second)
 	t.parallel(n, func(i int) {
 		for time.Now().Before(end) {
 			start := time.Now()

@@ -83,7 +83,7 @@ func (b *advisory) TryAcquire(ctx context.Context, req locker.Request) (locker.G
 	if err != nil {
 		return nil, err
 	}
-	g := &grant{b: b, s: s, key: req.Key, owner: req.Owner, number: number, taking: newCall(&b.take, number)}
+	g := &grant{b: b, s: s, key: req.Key, owner: req.Owner, number: number, taking: newCall(&b.take, number), since: time.Now()}
 	if err := b.claim(s, g); err != nil {
 		return nil, err
 	}
@@ -121,7 +121,8 @@ type grant struct {
 	number int64
 	taking *call
 	token  uint64
-	left   bool // guarded by sessions.mu; see leave
+	since  time.Time // not before there was a session: to make one may take longer than a lock lives
+	left   bool      // guarded by sessions.mu; see leave
 
 	mu     sync.Mutex
 	giving *call // nil: nobody has begun to give it back
@@ -143,7 +144,7 @@ func (g *grant) mayHold(err error) bool {
 func (g *grant) Token() uint64 { return g.token }
 
 // Lease implements locker.Grant.
-func (g *grant) Lease() locker.Lease { return locker.Lease{TTL: g.s.ttl} }
+func (g *grant) Lease() locker.Lease { return locker.Lease{TTL: g.s.ttl, Since: g.since} }
 
 // Renew implements locker.Grant. Whatever the session sends renews all its locks.
 func (g *grant) Renew(ctx context.Context, ttl time.Duration) (locker.Lease, error) {
@@ -200,7 +201,9 @@ func (b *advisory) RenewAll(ctx context.Context, renewals []locker.Renewal, answ
 // an answer in any case: the server's, or the end of the session. A repetition waits for
 // that.
 func (g *grant) Release(ctx context.Context) error {
-	g.b.leave(g.s, g)
+	if g.s.silent() > 0 { // else there will be an answer, also to what gives it back
+		g.b.leave(g.s, g)
+	}
 	if !g.taking.wait(ctx) {
 		g.b.unfinished(g.s)
 		return ctx.Err()
@@ -211,7 +214,7 @@ func (g *grant) Release(ctx context.Context) error {
 		return g.b.sessions.connector.bury(ctx, g.s.wire)
 	case refused:
 		g.b.drop(g.s, g, nil)
-		return nil
+		return nil //nolint:nilerr // nothing was taken
 	}
 	g.mu.Lock()
 	if g.giving == nil {
@@ -223,6 +226,7 @@ func (g *grant) Release(ctx context.Context) error {
 		g.b.unfinished(g.s)
 		return ctx.Err()
 	}
+	g.b.leave(g.s, g)
 	if g.giving.err == nil && string(g.giving.rows[0][0]) != "t" {
 		return &locker.LostError{Reason: locker.ReasonExpired}
 	}

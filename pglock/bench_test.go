@@ -84,10 +84,10 @@ func rawRow(ctx context.Context, pool *pgxpool.Pool, key string) error {
 	return tx.Commit(ctx)
 }
 
-// counted counts what is sent over connections: statements, and the writes that carry them.
-type counted struct{ conns, writes, statements atomic.Int64 }
+// metered counts what is sent over connections: statements, and the writes that carry them.
+type metered struct{ conns, writes, statements atomic.Int64 }
 
-func (n *counted) use(cfg *pgxpool.Config) {
+func (n *metered) use(cfg *pgxpool.Config) {
 	dial := cfg.ConnConfig.DialFunc
 	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := dial(ctx, network, addr)
@@ -101,7 +101,7 @@ func (n *counted) use(cfg *pgxpool.Config) {
 
 type meteredConn struct {
 	net.Conn
-	n    *counted
+	n    *metered
 	once sync.Once
 }
 
@@ -130,16 +130,16 @@ func (c *meteredConn) Close() error {
 type contest struct {
 	locker  locker.Locker
 	backend locker.Backend
-	counted *counted // of the Locker
+	metered *metered // of the Locker
 	kinds   []func(ctx context.Context, key string) error
 }
 
 func newContest(b *testing.B, url string, m mode) *contest {
 	b.Helper()
-	c := &contest{counted: &counted{}}
-	c.locker = lockerOn(b, m, connect(b, url, c.counted.use), locker.DefaultTTL)
-	c.backend = backendOn(b, m, connect(b, url, new(counted).use), locker.DefaultTTL)
-	pool := connect(b, url, new(counted).use)
+	c := &contest{metered: &metered{}}
+	c.locker = lockerOn(b, m, connect(b, url, c.metered.use), locker.DefaultTTL)
+	c.backend = backendOn(b, m, connect(b, url, new(metered).use), locker.DefaultTTL)
+	pool := connect(b, url, new(metered).use)
 	c.kinds = []func(ctx context.Context, key string) error{
 		func(ctx context.Context, key string) error { return takeAndGive(ctx, c.locker, key) },
 		func(ctx context.Context, key string) error {
@@ -209,7 +209,7 @@ func BenchmarkW1_cycle(b *testing.B) {
 						require.NoError(b, kind(ctx, "k"))
 					}
 				}
-				statements, writes := c.counted.statements.Load(), c.counted.writes.Load()
+				statements, writes := c.metered.statements.Load(), c.metered.writes.Load()
 				took := make([][]time.Duration, len(c.kinds))
 				for b.Loop() {
 					// In any order: what one leaves behind (a goroutine that ends, a thread that
@@ -223,8 +223,8 @@ func BenchmarkW1_cycle(b *testing.B) {
 				}
 				cycles := float64(len(took[0]))
 				b.ReportMetric(0, "ns/op") // of all together: no figure
-				b.ReportMetric(float64(c.counted.statements.Load()-statements)/cycles, "statements/cycle")
-				b.ReportMetric(float64(c.counted.writes.Load()-writes)/cycles, "writes/cycle")
+				b.ReportMetric(float64(c.metered.statements.Load()-statements)/cycles, "statements/cycle")
+				b.ReportMetric(float64(c.metered.writes.Load()-writes)/cycles, "writes/cycle")
 				locks, backends, raws := median(took[0]), median(took[1]), median(took[2])
 				b.ReportMetric(float64(locks.Nanoseconds()), "ns/cycle")
 				b.ReportMetric(float64(locks)/float64(raws), "ratio-to-raw")
@@ -268,13 +268,13 @@ func BenchmarkW2_distinctKeys(b *testing.B) {
 				for _, kind := range c.kinds {
 					run(kind) // connects, and makes the rows
 				}
-				statements := c.counted.statements.Load()
+				statements := c.metered.statements.Load()
 				for b.Loop() {
 					for i, kind := range c.kinds {
 						took[i] = append(took[i], run(kind))
 					}
 				}
-				statements = c.counted.statements.Load() - statements
+				statements = c.metered.statements.Load() - statements
 				all := float64(goroutines * cycles)
 				locks, backends, raws := median(took[0]), median(took[1]), median(took[2])
 				b.ReportMetric(0, "ns/op")
@@ -282,7 +282,7 @@ func BenchmarkW2_distinctKeys(b *testing.B) {
 				b.ReportMetric(float64(raws)/float64(locks), "ratio-to-raw")
 				b.ReportMetric(float64(raws)/float64(backends), "backend-ratio-to-raw")
 				b.ReportMetric(float64(statements)/all/float64(len(took[0])), "statements/cycle")
-				b.ReportMetric(float64(c.counted.conns.Load()), "connections")
+				b.ReportMetric(float64(c.metered.conns.Load()), "connections")
 			})
 		}
 	}
@@ -295,7 +295,7 @@ func BenchmarkW3_oneKey(b *testing.B) {
 	srv := startServer(b)
 	for _, m := range []mode{advisoryMode, leaseMode, rowMode} {
 		b.Run(m.name, func(b *testing.B) {
-			n := &counted{}
+			n := &metered{}
 			l := lockerOn(b, m, connect(b, srv.URL(), n.use), locker.DefaultTTL)
 			require.NoError(b, takeAndGive(context.Background(), l, "warm"))
 			statements := n.statements.Load()
@@ -358,7 +358,7 @@ func BenchmarkW5_crowd(b *testing.B) {
 		b.Run(m.name, func(b *testing.B) {
 			holder := lockerOn(b, m, connect(b, srv.URL()), locker.DefaultTTL)
 			admin := connect(b, srv.URL())
-			n := &counted{}
+			n := &metered{}
 			l := lockerOn(b, m, connect(b, srv.URL(), n.use), locker.DefaultTTL)
 			require.NoError(b, takeAndGive(context.Background(), l, "warm"))
 			conns := n.conns.Load()
@@ -397,7 +397,7 @@ func BenchmarkW6_heldLocks(b *testing.B) {
 	srv := startServer(b)
 	for _, m := range []mode{advisoryMode, leaseMode} {
 		b.Run(m.name, func(b *testing.B) {
-			n := &counted{}
+			n := &metered{}
 			l := lockerOn(b, m, connect(b, srv.URL(), n.use), ttl)
 			ctx := context.Background()
 			require.NoError(b, takeAndGive(ctx, l, "warm"))

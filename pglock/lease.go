@@ -162,7 +162,7 @@ func newLeaseBackend(ctx context.Context, pool *pgxpool.Pool, cfg *LeaseConfig) 
 	if err := prepare(ctx, pool, cfg.Create, leaseTable(table)); err != nil {
 		return nil, err
 	}
-	prepares, err := direct(ctx, pool)
+	prepares, err := isDirect(ctx, pool)
 	if err != nil {
 		return nil, failed(err)
 	}

@@ -7,11 +7,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// direct reports whether the connections of a pool lead to the server itself, and its
+// isDirect reports whether the connections of a pool lead to the server itself, and its
 // settings want statements prepared, as they do by default: then the server need not parse
 // and plan each one anew, which is more than half of its work. A pooler tells its clients
 // numbers of its own in the place of the process ids.
-func direct(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
+func isDirect(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	cfg := pool.Config().ConnConfig
 	if cfg.DefaultQueryExecMode != pgx.QueryExecModeCacheStatement || cfg.StatementCacheCapacity <= 0 {
 		return false, nil

@@ -180,10 +180,12 @@ func (b *row) try(ctx context.Context, req locker.Request) (locker.Grant, error)
 		b.giveBack(s)
 		return nil, err
 	}
+	g.since = time.Now()
 	g.taking = newCallWith(&b.take, slices.Concat([]string{req.Key}, silence(req.TTL, sessionName(b.connector.application(), req.TTL)))...)
 	b.hold(s, g)
+	spared := s.spared
 	s.start(newCallWith(&b.insert, req.Key), newCallWith(&cmdBegin), g.taking)
-	answered, err := b.await(ctx, s, g.taking)
+	answered, err := b.await(ctx, s, spared, g.taking)
 	switch {
 	case err != nil:
 		return nil, err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-locker/locker"
@@ -30,8 +29,8 @@ type solos struct {
 // solo is such a session.
 type solo struct {
 	*wire
-	spared atomic.Bool // it was idle for a time; who has it next may set that while an answer is awaited
-	grant  *soloGrant  // guarded by solos.mu; nil: none that can be lost
+	spared bool       // it was idle for a time
+	grant  *soloGrant // guarded by solos.mu; nil: none that can be lost
 }
 
 const (
@@ -59,7 +58,7 @@ func (ss *solos) borrow(ctx context.Context) (*solo, error) {
 		s := ss.spare[len(ss.spare)-1]
 		ss.spare = ss.spare[:len(ss.spare)-1]
 		if s.ended() == nil && s.idle() < spareFor/2 {
-			s.spared.Store(true)
+			s.spared = true
 			ss.mu.Unlock()
 			return s, nil
 		}
@@ -131,8 +130,8 @@ const strandedAfter = 2 * time.Second
 
 // await waits for an answer. If the session has been idle, it may have lost its server
 // meanwhile, as the other idle ones will have: then a new session has an answer sooner.
-func (ss *solos) await(ctx context.Context, s *solo, c *call) (answered bool, err error) {
-	if !s.spared.Load() {
+func (ss *solos) await(ctx context.Context, s *solo, spared bool, c *call) (answered bool, err error) {
+	if !spared {
 		return c.wait(ctx), nil
 	}
 	brief, cancel := context.WithTimeout(ctx, strandedAfter)
@@ -159,8 +158,9 @@ func (ss *solos) ask(ctx context.Context, newCall func() *call) (*call, error) {
 		}
 		c := newCall()
 		c.then = func() { ss.giveBack(s) }
+		spared := s.spared // the next one may have the session before we see the answer
 		s.start(c)
-		switch answered, err := ss.await(ctx, s, c); {
+		switch answered, err := ss.await(ctx, s, spared, c); {
 		case err != nil:
 		case !answered:
 			return nil, ctx.Err()
@@ -230,6 +230,7 @@ type soloGrant struct {
 	key   string
 	owner string
 	ttl   time.Duration
+	since time.Time // as of a grant; zero: it was claimed
 	token uint64
 
 	taking *call          // has the lock if it has a row
@@ -244,7 +245,7 @@ type soloGrant struct {
 func (g *soloGrant) Token() uint64 { return g.token }
 
 // Lease implements locker.Grant.
-func (g *soloGrant) Lease() locker.Lease { return locker.Lease{TTL: g.ttl} }
+func (g *soloGrant) Lease() locker.Lease { return locker.Lease{TTL: g.ttl, Since: g.since} }
 
 // Renew implements locker.Grant.
 func (g *soloGrant) Renew(ctx context.Context, ttl time.Duration) (locker.Lease, error) {
@@ -308,8 +309,8 @@ func (g *soloGrant) Release(ctx context.Context) error {
 }
 
 // buried is what a release comes to whose session has ended, with err: nil is an answer that
-// came before. A session that has ended before anything was sent has lost the lock. Else
-// it is released when the server has ended the session too.
+// came before. A session that has ended before anything was sent has lost the lock, unless
+// its end is our doing. Else it is released when the server has ended the session too.
 func buried(ctx context.Context, c *connector, w *wire, err error) error {
 	if err == nil {
 		return nil
@@ -317,7 +318,7 @@ func buried(ctx context.Context, c *connector, w *wire, err error) error {
 	if err := c.bury(ctx, w); err != nil {
 		return err
 	}
-	if errors.Is(err, errNotSent) {
+	if errors.Is(err, errNotSent) && !errors.Is(err, locker.ErrClosed) {
 		return &locker.LostError{Reason: locker.ReasonSession, Err: err}
 	}
 	return nil

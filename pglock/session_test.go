@@ -1,0 +1,232 @@
+package pglock
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-locker/locker"
+)
+
+// advisoryOn makes a backend, and the sequence if need be. The test's end closes it.
+func advisoryOn(t *testing.T, pool *pgxpool.Pool, cfg Config) *advisory {
+	t.Helper()
+	cfg.Create = true
+	b, err := newAdvisory(t.Context(), pool, &cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, b.Close(context.Background())) })
+	return b
+}
+
+// sessionOf is the session that a grant is on.
+func sessionOf(g locker.Grant) *session { return g.(*grant).s }
+
+// endsSoon waits for the end of a session.
+func endsSoon(t *testing.T, s *session) {
+	t.Helper()
+	require.Eventually(t, func() bool { return s.ended() != nil }, soon, time.Millisecond)
+}
+
+// losses collects what a backend reports, by key.
+func losses(b locker.LossPusher) func() []string {
+	var mu sync.Mutex
+	var keys []string
+	b.OnLoss(func(key, _ string, _ error) {
+		mu.Lock()
+		defer mu.Unlock()
+		keys = append(keys, key)
+	})
+	return func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Sorted(slices.Values(keys))
+	}
+}
+
+func TestSessions_locksOfOneTTLShareOne(t *testing.T) {
+	b := advisoryOn(t, connect(t, newDatabase(t)), Config{})
+	first := take(t, b, request("a", time.Minute))
+	require.Same(t, sessionOf(first), sessionOf(take(t, b, request("b", time.Minute))))
+	other := take(t, b, request("c", time.Hour))
+	require.NotSame(t, sessionOf(first), sessionOf(other))
+	require.Equal(t, "3600000", value[string](t, b.pool, "SELECT extract(epoch FROM interval '1 hour')::bigint * 1000 || ''"))
+	require.Equal(t, time.Hour, other.Lease().TTL)
+	_, err := other.Renew(t.Context(), time.Minute)
+	require.ErrorIs(t, err, locker.ErrUnsupported, "R4: the lock's own TTL only")
+}
+
+func TestSessions_areOfFourTTLsAtMost(t *testing.T) { // R4
+	b := advisoryOn(t, connect(t, newDatabase(t)), Config{})
+	var held []locker.Grant
+	for i := range maxTTLs {
+		held = append(held, take(t, b, request(fmt.Sprint(i), time.Duration(i+1)*time.Minute)))
+	}
+	g, err := b.TryAcquire(t.Context(), request("more", time.Hour))
+	require.Nil(t, g)
+	require.ErrorIs(t, err, locker.ErrUnsupported)
+	take(t, b, request("same", time.Minute))
+
+	idle := sessionOf(held[2])
+	require.NoError(t, held[2].Release(t.Context()))
+	take(t, b, request("more", time.Hour))
+	endsSoon(t, idle)
+	_, err = b.TryAcquire(t.Context(), request("again", 3*time.Minute))
+	require.ErrorIs(t, err, locker.ErrUnsupported, "the other four have locks")
+	for _, i := range []int{0, 1, 3} {
+		require.NoError(t, held[i].Release(t.Context()), "they were left alone")
+	}
+}
+
+// A session whose server owes an answer may never have one.
+func TestSessions_newLocksGoAroundOneThatIsSilent(t *testing.T) { // R4
+	database := newDatabase(t)
+	pool := connect(t, database)
+	b := advisoryOn(t, connect(t, database), Config{})
+	old := take(t, b, request("old", time.Minute))
+	silent := sessionOf(old)
+	answer, free := occupy(t, pool, silent.wire)
+	require.Eventually(t, func() bool { return !silent.usable() }, soon, time.Millisecond)
+	start := time.Now()
+	next := take(t, b, request("next", time.Minute))
+	require.Less(t, time.Since(start), soon/2)
+	require.NotSame(t, silent, sessionOf(next))
+	require.NoError(t, silent.ended(), "it has a lock")
+	requireHeld(t, advisoryOn(t, pool, Config{}), "old")
+	free()
+	require.NoError(t, answered(t, answer))
+	_, err := old.Renew(t.Context(), time.Minute)
+	require.NoError(t, err)
+	require.NotSame(t, silent, sessionOf(take(t, b, request("later", time.Minute))), "it has resigned")
+	require.NoError(t, old.Release(t.Context()))
+	endsSoon(t, silent)
+}
+
+// A release that has no answer yet is not forgotten: the session takes no new locks, and
+// ends when it is known, or with its last live lock.
+func TestSessions_oneWithAnUnfinishedEndTakesNoMoreLocks(t *testing.T) { // R4, C21
+	database := newDatabase(t)
+	pool := connect(t, database)
+	b := advisoryOn(t, connect(t, database), Config{})
+	lost := losses(b)
+	live, g := take(t, b, request("live", time.Minute)), take(t, b, request("k", time.Minute))
+	s := sessionOf(g)
+	_, free := occupy(t, pool, s.wire)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, g.Release(ctx), context.Canceled)
+	require.NotSame(t, s, sessionOf(take(t, b, request("next", time.Minute))))
+	free()
+	require.NoError(t, g.Release(t.Context()), "the same one")
+	require.NoError(t, s.ended())
+	requireFree(t, b, "k")
+	require.NoError(t, live.Release(t.Context()))
+	endsSoon(t, s)
+	require.Empty(t, lost())
+}
+
+func TestSessions_takeNoMoreThanMaxLocks(t *testing.T) { // C116
+	b := advisoryOn(t, connect(t, newDatabase(t)), Config{MaxLocks: 3})
+	var held []locker.Grant
+	for i := range 3 {
+		held = append(held, take(t, b, request(fmt.Sprint(i), time.Duration(1+i)*time.Minute)))
+	}
+	for range 2 {
+		g, err := b.TryAcquire(t.Context(), request("more", time.Minute))
+		require.Nil(t, g)
+		require.ErrorContains(t, err, "MaxLocks")
+		require.NotErrorIs(t, err, locker.ErrHeld)
+	}
+	requireHeld(t, b, "0")
+	require.NoError(t, held[1].Release(t.Context()))
+	take(t, b, request("more", time.Minute))
+}
+
+func TestSessions_loseTheirOwnLocksOnly(t *testing.T) { // H5, R4
+	database := newDatabase(t)
+	b := advisoryOn(t, connect(t, database), Config{Sessions: 3})
+	lost := losses(b)
+	keys := make(map[*session][]string)
+	for i := range 30 {
+		key := fmt.Sprintf("%02d", i)
+		s := sessionOf(take(t, b, request(key, time.Minute)))
+		keys[s] = append(keys[s], key)
+	}
+	require.Len(t, keys, 3)
+	for s, its := range keys {
+		exec(t, b.pool, "SELECT pg_terminate_backend("+s.pid+")")
+		require.Eventually(t, func() bool { return len(lost()) == len(its) }, soon, time.Millisecond)
+		require.Equal(t, its, lost())
+		for _, key := range its { // C49, C108: on a new one
+			requireFree(t, b, key)
+		}
+		break
+	}
+}
+
+func TestSessions_endAfterTheirTTLWithoutLocks(t *testing.T) { // House
+	database := newDatabase(t)
+	b := advisoryOn(t, connect(t, database), Config{})
+	const ttl = 200 * time.Millisecond
+	g := take(t, b, request("k", ttl))
+	s := sessionOf(g)
+	require.NoError(t, g.Release(t.Context()))
+	endsSoon(t, s)
+	require.ErrorContains(t, s.ended(), "57P05")
+	require.NotSame(t, s, sessionOf(take(t, b, request("k", ttl))))
+}
+
+// One whose client is silent ends on the server, too: nobody renews.
+func TestSessions_endWithTheirSilence(t *testing.T) { // W1, C48
+	b := advisoryOn(t, connect(t, newDatabase(t)), Config{})
+	lost := losses(b)
+	take(t, b, request("k", 200*time.Millisecond))
+	require.Eventually(t, func() bool { return len(lost()) == 1 }, soon, time.Millisecond)
+	requireFree(t, b, "k")
+}
+
+// To the server they are one lock, which a session may take twice.
+func TestSessions_keysOfOneNumberMeet(t *testing.T) { // K1, G1, C94
+	b := advisoryOn(t, connect(t, newDatabase(t)), Config{})
+	b.inspector.number = func(string) int64 { return 7 }
+	g := take(t, b, request("a", time.Minute))
+	for _, ttl := range []time.Duration{time.Minute, time.Hour} { // of its session, and of another one
+		other, err := b.TryAcquire(t.Context(), request("b", ttl))
+		require.Nil(t, other)
+		var held *locker.HeldError
+		require.ErrorAs(t, err, &held)
+		require.Contains(t, held.Holder, "pid "+sessionOf(g).pid)
+	}
+	require.NoError(t, g.Release(t.Context()))
+	requireFree(t, b, "b")
+}
+
+// Its making goes on: the next one finds it.
+func TestSessions_anAttemptThatGivesUpLeavesTheSessionToOthers(t *testing.T) { // G6
+	b := advisoryOn(t, connect(t, newDatabase(t)), Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	g, err := b.TryAcquire(ctx, request("k", time.Hour))
+	require.Nil(t, g)
+	require.ErrorIs(t, err, context.Canceled)
+	s := sessionOf(take(t, b, request("k", time.Hour)))
+	require.Equal(t, 1, value[int](t, b.pool, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1", s.name))
+}
+
+func TestSessions_closeEndsThemOnTheServer(t *testing.T) { // House, C96
+	database := newDatabase(t)
+	pool := connect(t, database)
+	b := advisoryOn(t, connect(t, database), Config{Sessions: 2})
+	for i := range 10 {
+		take(t, b, request(fmt.Sprint(i), time.Minute))
+	}
+	require.NoError(t, b.Close(t.Context()))
+	require.Eventually(t, func() bool { return advisoryLocks(t, pool) == 0 }, soon, time.Millisecond)
+	_, err := b.TryAcquire(t.Context(), request("k", time.Minute))
+	require.ErrorIs(t, err, locker.ErrClosed)
+}
