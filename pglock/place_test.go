@@ -40,16 +40,6 @@ func inEachQueue(t *testing.T, test func(t *testing.T, pool *pgxpool.Pool, open 
 	}
 }
 
-// acquire takes a key, or fails the test soon.
-func acquire(t *testing.T, l locker.Locker, key string) locker.Lock {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), soon)
-	defer cancel()
-	k, err := l.Acquire(ctx, key)
-	require.NoError(t, err)
-	return k
-}
-
 // waiters is how many sessions of a database wait for something.
 func waiters(t *testing.T, pool *pgxpool.Pool) int {
 	t.Helper()
