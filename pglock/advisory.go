@@ -214,7 +214,7 @@ func (g *grant) Release(ctx context.Context) error {
 		return g.b.sessions.connector.bury(ctx, g.s.wire)
 	case refused:
 		g.b.drop(g.s, g, nil)
-		return nil //nolint:nilerr // nothing was taken
+		return nil
 	}
 	g.mu.Lock()
 	if g.giving == nil {
