@@ -44,7 +44,7 @@ func (b *blockedAdvisory) Enqueue(ctx context.Context, req locker.Request) (lock
 	}
 	application := b.sessions.connector.application()
 	number := b.inspector.number(req.Key)
-	if err := b.solos.connector.young(s.wire, req.TTL); err != nil {
+	if err := b.solos.connector.young(s.wire); err != nil {
 		b.solos.giveBack(s)
 		return nil, err
 	}

@@ -31,14 +31,14 @@ func TestConformance_advisory(t *testing.T) { // C93, C94, C96, C104
 // Each waiter has a session, and a place in the server's line.
 func TestConformance_blocked(t *testing.T) { // C56, C106
 	(&store{start: direct, names: advisoryNames, only: of("G4|H5|R3|W[135]|House/(nothing|goroutines$)"), open: func(ctx context.Context, pool, _ *pgxpool.Pool) (locker.Locker, error) {
-		return New(ctx, pool, &Config{Create: true, BlockedWaiters: true})
+		return New(ctx, pool, &Config{Create: true, BlockedWaiters: true, RestartGrace: conformance.DefaultTTL})
 	}}).run(t)
 }
 
 // Each lock and each waiter has a session, and the lock a transaction.
 func TestConformance_row(t *testing.T) { // C56, C106
 	(&store{start: direct, names: rowNames, only: of("G[14]|G3/token|H2/(err|server|stopped)|H5|R[13]|W[135]|House/(nothing|goroutines$)"), open: func(ctx context.Context, pool, _ *pgxpool.Pool) (locker.Locker, error) {
-		return NewRow(ctx, pool, &RowConfig{Create: true})
+		return NewRow(ctx, pool, &RowConfig{Create: true, RestartGrace: conformance.DefaultTTL})
 	}}).run(t)
 }
 
@@ -60,7 +60,7 @@ func TestConformance_advisoryThroughSessionPooler(t *testing.T) { // C98
 }
 
 func openOnAdvisory(ctx context.Context, pool, _ *pgxpool.Pool) (locker.Locker, error) {
-	return New(ctx, pool, &Config{Create: true})
+	return New(ctx, pool, &Config{Create: true, RestartGrace: conformance.DefaultTTL})
 }
 
 func openOnLeases(ctx context.Context, pool, listen *pgxpool.Pool) (locker.Locker, error) {

@@ -30,12 +30,13 @@ var (
 type connector struct {
 	config        *pgx.ConnConfig
 	beforeConnect func(context.Context, *pgx.ConnConfig) error
+	grace         time.Duration
 	sequenceMade  int64 // in microseconds of the server's clock; 0: there is none. See young
 }
 
-func newConnector(pool *pgxpool.Pool) *connector {
+func newConnector(pool *pgxpool.Pool, grace time.Duration) *connector {
 	cfg := pool.Config()
-	c := &connector{config: cfg.ConnConfig, beforeConnect: cfg.BeforeConnect}
+	c := &connector{config: cfg.ConnConfig, beforeConnect: cfg.BeforeConnect, grace: grace}
 	if c.config.ValidateConnect == nil && len(c.config.Fallbacks) > 0 {
 		// Of several hosts it takes the one that is the primary.
 		c.config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
@@ -79,17 +80,17 @@ const serverStart = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint, 
 	"(extract(epoch FROM greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_archiver), " +
 	"pg_last_xact_replay_timestamp())) * 1000000)::bigint"
 
-// young is the error for a server that has not been up for the TTL of a lock that it is
-// asked for. All its sessions ended before, and the locks on them: but a holder that was
-// paused, or cut off, at the time may believe in his until its Deadline. There was none
-// if the sequence of the tokens has been made since.
-func (c *connector) young(w *wire, ttl time.Duration) error {
+// young is the error for a server that has not been up for long. All its sessions ended
+// before, and the locks on them: but a holder that was paused, or cut off, at the time may
+// believe in his until its Deadline. There was none if the sequence of the tokens has been
+// made since.
+func (c *connector) young(w *wire) error {
 	if c.sequenceMade > w.serverStart {
 		return nil
 	}
-	if left := ttl - time.Since(w.born); left > 0 {
-		return locker.NoEffect(fmt.Errorf("pglock: the server has started, and lost all its locks, less than the TTL of %v ago: "+
-			"for another %v their holders may not know it", ttl, left))
+	if left := c.grace - time.Since(w.born); left > 0 {
+		return locker.NoEffect(fmt.Errorf("pglock: the server has started, and lost all its locks, less than %v ago: "+
+			"for another %v their holders may not know it (RestartGrace)", c.grace, left.Round(time.Millisecond)))
 	}
 	return nil
 }

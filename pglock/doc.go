@@ -50,9 +50,8 @@
 //
 // Advisory and row locks end with their session, and so with the server: a holder who is
 // paused or cut off at that moment does not hear of it, and believes in his lock until
-// its Deadline. Therefore nothing is granted on a server that has been up for less than
-// the lock's TTL, unless the sequence of the tokens is younger still: give all Lockers of a
-// namespace the same TTL. pg_terminate_backend, a failover, and a connection of which only
+// its Deadline. Therefore nothing is granted for a time after a start of the server,
+// Config.RestartGrace, unless the sequence of the tokens is younger still. pg_terminate_backend, a failover, and a connection of which only
 // the server hears that it has ended are not covered by that.
 //
 // A failover to a standby that has not received the last transactions, which asynchronous
@@ -151,9 +150,9 @@
 // Ours are ttl, locker_mode (advisory, lease or row), locker_create=true,
 //
 //	advisory  locker_namespace, locker_sequence, locker_token=clock, locker_sessions,
-//	          locker_max_locks, locker_blocked_waiters=true
+//	          locker_max_locks, locker_blocked_waiters=true, locker_restart_grace=30s
 //	lease     locker_table, locker_listen=host:port
-//	row       locker_table, locker_sequence, locker_token=clock
+//	row       locker_table, locker_sequence, locker_token=clock, locker_restart_grace=30s
 //
 // Names of tables and sequences may have a schema: app.locks. Open makes a few requests,
 // and Locker.Close closes the pool that it has made.

@@ -96,7 +96,7 @@ var _ locker.Waker = listeningLease{}
 
 // listening adds wake-ups, if there can be any.
 func (b *leaseBackend) listening(ctx context.Context, pool *pgxpool.Pool) (listeningLease, error) {
-	c := newConnector(pool)
+	c := newConnector(pool, 0)
 	w, err := c.open(ctx)
 	if err != nil {
 		return listeningLease{}, err

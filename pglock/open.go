@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -108,6 +109,15 @@ func (p parameters) number(name string) (n int, err error) {
 	return n, nil
 }
 
+func (p parameters) duration(name string) (d time.Duration, err error) {
+	if text := p.take(name); text != "" {
+		if d, err = time.ParseDuration(text); err != nil {
+			return 0, invalidf("the URL's query: locker_%s is a duration such as 30s", name)
+		}
+	}
+	return d, nil
+}
+
 func (p parameters) flag(name string) (on bool, err error) {
 	if text := p.take(name); text != "" {
 		if on, err = strconv.ParseBool(text); err != nil {
@@ -144,12 +154,13 @@ var modes = map[string]func(parameters, locker.Config) (func(context.Context, *p
 
 func openAdvisory(p parameters, cfg locker.Config) (func(context.Context, *pgxpool.Pool) (locker.Locker, error), error) {
 	c := &Config{Config: cfg, Namespace: p.take("namespace"), Sequence: p.identifier("sequence")}
-	var err [5]error
+	var err [6]error
 	c.Create, err[0] = p.flag("create")
 	c.ClockToken, err[1] = p.clockToken()
 	c.Sessions, err[2] = p.number("sessions")
 	c.MaxLocks, err[3] = p.number("max_locks")
 	c.BlockedWaiters, err[4] = p.flag("blocked_waiters")
+	c.RestartGrace, err[5] = p.duration("restart_grace")
 	for _, err := range err {
 		if err != nil {
 			return nil, err
@@ -217,6 +228,9 @@ func openRow(p parameters, cfg locker.Config) (func(context.Context, *pgxpool.Po
 		return nil, err
 	}
 	if c.ClockToken, err = p.clockToken(); err != nil {
+		return nil, err
+	}
+	if c.RestartGrace, err = p.duration("restart_grace"); err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context, pool *pgxpool.Pool) (locker.Locker, error) {

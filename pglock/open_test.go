@@ -30,7 +30,7 @@ func TestOpen_takesTheParametersOfAnAdvisoryLocker(t *testing.T) {
 	pool := connect(t, database)
 	exec(t, pool, "CREATE SCHEMA app")
 	l := openURL(t, database+"&locker_mode=advisory&locker_create=true&locker_namespace=n&locker_sequence=app.tokens"+
-		"&locker_sessions=3&locker_max_locks=2&locker_blocked_waiters=true&ttl=12s&application_name=billing")
+		"&locker_sessions=3&locker_max_locks=2&locker_blocked_waiters=true&locker_restart_grace=5s&ttl=12s&application_name=billing")
 	require.True(t, infoOf(l).Can.Has(locker.CapFIFO))
 	k := acquire(t, l, "k")
 	require.Equal(t, 12*time.Second, k.TTL())
@@ -67,7 +67,7 @@ func TestOpen_takesTheParametersOfARowLocker(t *testing.T) {
 func TestOpen_takesTokensFromTheClock(t *testing.T) { // G3
 	for _, mode := range []string{"advisory", "row"} {
 		database := newDatabase(t)
-		l := openURL(t, database+"&locker_create=true&locker_token=clock&locker_mode="+mode)
+		l := openURL(t, database+"&locker_create=true&locker_token=clock&locker_restart_grace=1ms&locker_mode="+mode)
 		require.True(t, infoOf(l).Can.Has(locker.CapClockToken), mode)
 		before := time.Now().UnixMicro()
 		k := acquire(t, l, "k")

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
@@ -49,6 +50,15 @@ type Config struct {
 	// room for max_locks_per_transaction × max_connections of them, by default 6,400, and
 	// all its sessions share it. One more is an error. Zero: 1,000.
 	MaxLocks int
+
+	// RestartGrace is for how long after a start of the server, which ends all sessions,
+	// nothing is granted: a holder who was paused or cut off at that moment has not heard
+	// of it, and believes in his lock until its Deadline. So it has to be as long as the
+	// longest TTL of any Locker of the namespace; locks with a longer one are not covered.
+	// A server that has started before the sequence of the tokens was made has no such
+	// holders. From a millisecond to 20 days. Zero: the TTL of the locker.Config, or its
+	// default.
+	RestartGrace time.Duration
 
 	// BlockedWaiters has waiters wait on the server, in its line: first come, first
 	// served, and at once when a holder crashes. Each key that this Locker waits for takes
@@ -129,8 +139,12 @@ func newAdvisory(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*advisor
 	case cfg.MaxLocks < 0:
 		return nil, invalidf("MaxLocks %d is negative", cfg.MaxLocks)
 	}
+	grace, err := restartGrace(cfg.RestartGrace, cfg.TTL)
+	if err != nil {
+		return nil, err
+	}
 	ttl := max(cmp.Or(cfg.TTL, locker.DefaultTTL), minSessionTTL)
-	c := newConnector(pool)
+	c := newConnector(pool, grace)
 	ss := newSessions(c, cfg)
 	token, err := c.tokens(ctx, sequence, cfg.ClockToken, cfg.Create)
 	if err == nil {
@@ -148,6 +162,14 @@ func newAdvisory(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*advisor
 		token:     token,
 		clock:     cfg.ClockToken,
 	}, nil
+}
+
+// restartGrace is the setting, or what stands for none.
+func restartGrace(grace, ttl time.Duration) (time.Duration, error) {
+	if grace != 0 && (grace < locker.MinTTL || grace > locker.MaxTTL) {
+		return 0, invalidf("RestartGrace %v is not between %v and %v", grace, locker.MinTTL, locker.MaxTTL)
+	}
+	return cmp.Or(grace, ttl, locker.DefaultTTL), nil
 }
 
 func validNamespace(namespace string) error {

@@ -41,6 +41,9 @@ type RowConfig struct {
 	Sequence   pgx.Identifier
 	Create     bool
 	ClockToken bool
+
+	// RestartGrace is as in Config.
+	RestartGrace time.Duration
 }
 
 // NewRow returns a Locker that locks rows of a table by SELECT FOR UPDATE, each in a
@@ -107,6 +110,10 @@ func newRow(ctx context.Context, pool *pgxpool.Pool, cfg *RowConfig) (*row, erro
 	if pool == nil {
 		return nil, invalidf("no Postgres pool")
 	}
+	grace, err := restartGrace(cfg.RestartGrace, cfg.TTL)
+	if err != nil {
+		return nil, err
+	}
 	table, err := nameOr("Table", cfg.Table, "locker_row")
 	if err != nil {
 		return nil, err
@@ -115,7 +122,7 @@ func newRow(ctx context.Context, pool *pgxpool.Pool, cfg *RowConfig) (*row, erro
 	if err != nil {
 		return nil, err
 	}
-	c := newConnector(pool)
+	c := newConnector(pool, grace)
 	ss := newSolos(c)
 	token, err := c.tokens(ctx, sequence, cfg.ClockToken, cfg.Create, rowTable(table))
 	if err != nil {
@@ -176,7 +183,7 @@ func (b *row) try(ctx context.Context, req locker.Request) (locker.Grant, error)
 		return nil, err
 	}
 	g := b.grant(s, req)
-	if err := b.connector.young(s.wire, req.TTL); err != nil {
+	if err := b.connector.young(s.wire); err != nil {
 		b.giveBack(s)
 		return nil, err
 	}
@@ -255,7 +262,7 @@ func (b *row) Enqueue(ctx context.Context, req locker.Request) (locker.Place, er
 		return nil, err
 	}
 	g := b.grant(s, req)
-	if err := b.connector.young(s.wire, req.TTL); err != nil {
+	if err := b.connector.young(s.wire); err != nil {
 		b.giveBack(s)
 		return nil, err
 	}

@@ -204,7 +204,7 @@ func (ss *sessions) gone(at slot, o *opening, err error) {
 
 // claim lets a grant have its number, if nobody of this backend has it.
 func (ss *sessions) claim(s *session, g *grant) error {
-	if err := ss.connector.young(s.wire, s.ttl); err != nil {
+	if err := ss.connector.young(s.wire); err != nil {
 		return err
 	}
 	ss.mu.Lock()

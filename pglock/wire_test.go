@@ -17,7 +17,7 @@ import (
 // wireOn makes a session, and returns a channel that its end closes.
 func wireOn(t *testing.T, pool *pgxpool.Pool) (w *wire, ended <-chan struct{}) {
 	t.Helper()
-	w, err := newConnector(pool).open(t.Context())
+	w, err := newConnector(pool, 0).open(t.Context())
 	require.NoError(t, err)
 	end := make(chan struct{})
 	w.onEnd = func(error) { close(end) }
