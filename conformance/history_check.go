@@ -37,6 +37,7 @@ type claimed struct {
 	answered, granted time.Duration // 0: not
 	inTime            bool          // granted before its own Deadline
 	ended             time.Duration // 0: not
+	fate              string        // how it ended
 	lost              bool
 	session           bool          // with the store's session
 	deadline          time.Duration // the last one that was told
@@ -84,9 +85,9 @@ func (a *archive) take(n note) *ruling {
 		}
 	case noteLost:
 		c.lost, c.session = true, n.Session
-		c.end(n.At)
+		c.end(n.At, "lost: "+n.Text)
 	case noteRelease:
-		c.end(n.At)
+		c.end(n.At, "released")
 	case noteBroken:
 		a.broken = append(a.broken, fmt.Sprintf("%v: %s", c, n.Text))
 	case noteRead, noteWrite:
@@ -96,9 +97,12 @@ func (a *archive) take(n note) *ruling {
 }
 
 // end ends the claim, if it has not ended yet.
-func (c *claimed) end(at time.Duration) {
+func (c *claimed) end(at time.Duration, fate string) {
 	if c.ended == 0 {
-		c.ended = min(at, c.deadline)
+		c.ended, c.fate = min(at, c.deadline), fate
+		if c.deadline < at {
+			c.fate += ", after its Deadline"
+		}
 	}
 }
 
@@ -148,7 +152,7 @@ func (a *archive) killed(process int, at time.Duration) {
 	for _, c := range a.claims {
 		if c.process == process {
 			if c.granted != 0 {
-				c.end(at)
+				c.end(at, "killed")
 			} else if c.answered == 0 {
 				c.answered = at
 			}
@@ -175,7 +179,7 @@ func (a *archive) check(can locker.Capability, stops, outages []span) *HistoryRe
 			res.Grants++
 			switch {
 			case c.ended == 0:
-				c.ended = c.deadline
+				c.ended, c.fate = c.deadline, "left alone"
 			case c.session && can.Has(locker.CapPushLoss):
 				c.ended = max(c.granted, undisturbed(c.process, c.ended, pushBound, slices.Concat(stops, outages)))
 			}
@@ -246,7 +250,7 @@ func overlaps(claims []*claimed, broken func(string, ...any)) {
 	var last *claimed // the claim that ends last
 	for _, c := range claims {
 		if last != nil && c.granted < last.ended && c.granted < c.ended {
-			broken("two holders for %v: %v, and %v", min(last.ended, c.ended)-c.granted, last, c)
+			broken("two holders for %v: %v, which was %s, and %v", min(last.ended, c.ended)-c.granted, last, last.fate, c)
 		}
 		if last == nil || c.ended > last.ended {
 			last = c

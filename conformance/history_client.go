@@ -220,6 +220,7 @@ func (c *player) work(ctx context.Context, k locker.Lock, n int, length time.Dur
 			}
 			if e, ok := errors.AsType[*locker.LostError](err); ok {
 				lost.Session = e.Reason == locker.ReasonSession
+				lost.Text = string(e.Reason)
 			}
 			c.say(lost)
 			return
