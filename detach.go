@@ -14,9 +14,10 @@ const detachedBound = 5 * time.Second
 // to its client, must not use up the time of the attempts on others.
 const detachedSlice = detachedBound / 4
 
-// sliced makes one attempt of detached work, whose context is detached's. A later attempt
-// has more time, up to half of the bound: a store that is merely slow is heard. A driver
-// that does not heed deadlines ends an attempt by a time-out of its own.
+// sliced makes one attempt of detached work, whose context is detached's or lasting's. An
+// attempt that is not the first of bounded work has more time, half of the bound: a store
+// that is merely slow is heard. A driver that does not heed deadlines ends an attempt by a
+// time-out of its own. If the loss of the grant has ended ctx, the error is that loss.
 func sliced(ctx context.Context, attempt func(context.Context) error) error {
 	slice := detachedSlice
 	if end, ok := ctx.Deadline(); !ok || detachedBound-time.Until(end) >= detachedSlice {

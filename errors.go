@@ -91,13 +91,13 @@ const (
 type LostError struct {
 	Key    string // filled in by the Locker
 	Reason Reason
-	Err    error // the last error of the renewal, if one preceded the loss
+	Err    error // the last error of the renewal, or the end of the store's session, if one preceded the loss
 }
 
 func (e *LostError) Error() string {
 	s := fmt.Sprintf("locker: lost %s: %s", short(e.Key), e.Reason)
 	if e.Err != nil {
-		s += fmt.Sprintf(" (last renewal error: %v)", e.Err)
+		s += fmt.Sprintf(" (last error: %v)", e.Err)
 	}
 	return s
 }
@@ -105,7 +105,7 @@ func (e *LostError) Error() string {
 // Is reports that a LostError is ErrLost.
 func (e *LostError) Is(target error) bool { return target == ErrLost }
 
-// Unwrap returns the renewal error that preceded the loss, if any.
+// Unwrap returns the error that preceded the loss, if any.
 func (e *LostError) Unwrap() error { return e.Err }
 
 // Error is how a Locker reports everything that is not just a HeldError or LostError:

@@ -4,7 +4,6 @@ import (
 	"context"
 	_ "embed"
 	"errors"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -24,9 +23,8 @@ var giveSQL string
 var undoSQL string
 
 var (
-	cmdUndoTake   = command{name: "undo", sql: text(undoSQL), batched: true, rank: -1}
-	cmdGiveBack   = command{name: "give", sql: text(giveSQL), batched: true, undo: &cmdUndoTake}
-	cmdSignOfLife = command{name: "live", sql: "SELECT 1", rank: 3}
+	cmdUndoTake = command{name: "undo", sql: text(undoSQL), batched: true, rank: -1}
+	cmdGiveBack = command{name: "give", sql: text(giveSQL), batched: true, undo: &cmdUndoTake}
 )
 
 // takeBy is the command that takes locks, with tokens by an SQL expression.
@@ -83,14 +81,15 @@ func (b *advisory) TryAcquire(ctx context.Context, req locker.Request) (locker.G
 	if err != nil {
 		return nil, err
 	}
-	g := &grant{b: b, s: s, key: req.Key, owner: req.Owner, number: number, taking: newCall(&b.take, number), since: time.Now()}
+	g := &grant{b: b, s: s, number: number, sessionGrant: sessionGrant{
+		w: s.wire, key: req.Key, owner: req.Owner, ttl: s.ttl, taking: newCall(&b.take, number), since: time.Now(),
+	}}
 	if err := b.claim(s, g); err != nil {
 		return nil, err
 	}
 	switch err := s.do(ctx, g.taking); {
 	case err == nil && g.taking.rows[0][0] != nil:
-		g.token, err = strconv.ParseUint(string(g.taking.rows[0][0]), 10, 64)
-		return g, err
+		return g, g.mint(g.taking)
 	case err == nil:
 		b.drop(s, g, nil)
 		return nil, b.refusal(ctx, s, number)
@@ -112,20 +111,13 @@ func (b *advisory) refusal(ctx context.Context, s *session, number int64) error 
 	return held
 }
 
-// grant is an advisory lock on a session.
+// grant is an advisory lock on a session that others share.
 type grant struct {
+	sessionGrant
 	b      *advisory
 	s      *session
-	key    string
-	owner  string
 	number int64
-	taking *call
-	token  uint64
-	since  time.Time // not before there was a session: to make one may take longer than a lock lives
-	left   bool      // guarded by sessions.mu; see leave
-
-	mu     sync.Mutex
-	giving *call // nil: nobody has begun to give it back
+	left   bool // guarded by sessions.mu; see leave
 }
 
 // mayHold reports whether the session may have the lock although taking it failed.
@@ -138,36 +130,6 @@ func (g *grant) mayHold(err error) bool {
 	}
 	refused := (*pgconn.PgError)(nil)
 	return !errors.As(err, &refused) // all that it locked has been unlocked again
-}
-
-// Token implements locker.Grant.
-func (g *grant) Token() uint64 { return g.token }
-
-// Lease implements locker.Grant.
-func (g *grant) Lease() locker.Lease { return locker.Lease{TTL: g.s.ttl, Since: g.since} }
-
-// Renew implements locker.Grant. Whatever the session sends renews all its locks.
-func (g *grant) Renew(ctx context.Context, ttl time.Duration) (locker.Lease, error) {
-	if ttl != g.s.ttl {
-		return locker.Lease{}, locker.ErrUnsupported
-	}
-	return g.renewed(g.s.do(ctx, newCallWith(&cmdSignOfLife)))
-}
-
-// renewed is the answer to a renewal, after its session's.
-func (g *grant) renewed(err error) (locker.Lease, error) {
-	g.mu.Lock()
-	given := g.giving != nil
-	g.mu.Unlock()
-	switch {
-	case given:
-		return locker.Lease{}, &locker.LostError{Reason: locker.ReasonExpired}
-	case g.s.ended() != nil:
-		return locker.Lease{}, &locker.LostError{Reason: locker.ReasonSession, Err: g.s.ended()}
-	case err != nil:
-		return locker.Lease{}, failed(err)
-	}
-	return locker.Lease{TTL: g.s.ttl}, nil
 }
 
 // RenewAll implements locker.BatchRenewer: one statement for each session.

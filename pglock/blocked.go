@@ -55,7 +55,7 @@ func (b *blockedAdvisory) Enqueue(ctx context.Context, req locker.Request) (lock
 	}
 	done := func() *call { return settle("", spareFor, reservation, application) }
 	g := &soloGrant{
-		ss: b.solos, s: s, key: req.Key, owner: req.Owner, ttl: req.TTL,
+		ss: b.solos, s: s, sessionGrant: sessionGrant{w: s.wire, key: req.Key, owner: req.Owner, ttl: req.TTL},
 		give: func() []*call { return []*call{done(), newCall(&cmdGiveBack, number)} },
 		drop: func() []*call { return []*call{done()} },
 	}
@@ -72,8 +72,7 @@ func (b *blockedAdvisory) Enqueue(ctx context.Context, req locker.Request) (lock
 			if err := s.do(ctx, c); err != nil {
 				return g, failed(err)
 			}
-			g.token, err = strconv.ParseUint(string(c.rows[0][0]), 10, 64)
-			return g, err
+			return g, g.mint(c)
 		},
 		refusal: func(ctx context.Context) error {
 			held := new(locker.HeldError)

@@ -165,7 +165,7 @@ func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []s
 	case err != nil || n < minServerVersion:
 		return nil, locker.Permanent(fmt.Errorf("pglock: server version %s: PostgreSQL 14 is the first that ends an idle session by itself", version))
 	case facts[2] == "t":
-		return nil, errStandby
+		return nil, locker.NoEffect(errStandby)
 	}
 	if err := c.probe(ctx, conn, pid); err != nil {
 		return nil, err

@@ -25,7 +25,7 @@
 //	connections      2 for all locks          the pool's, one          1 for each lock and
 //	                                          statement at a time      each waited-for key
 //	PgBouncer        session mode only        every mode               session mode only
-//	writes           none                     2 per lock, 1 per        1 per lock
+//	writes           the sequence, at times   2 per lock, 1 per        1 per lock
 //	                                          TTL/3 for all
 //	lost together    all of a session         each for itself          each for itself
 //	waiters          notified, and looked     notified, and by the     in the server's line
@@ -74,7 +74,7 @@
 // the server's word, the server is told to end the session, over another one.
 //
 // The server ends a session that it has not heard of for a TTL (idle_session_timeout),
-// and one whose machine is gone after some three seconds (tcp_keepalives_*,
+// also if an answer of its own finds nobody for as long (tcp_keepalives_*,
 // tcp_user_timeout). So a lock has the TTL of its session: Extend takes no other, and a
 // Locker has locks of at most four different TTLs at a time. What does not end with the
 // session, a lock without renewal or with WithMaxHold, is given back by the Locker, again
@@ -107,16 +107,16 @@
 //
 // A key is held while holder is there and expires_at is in the future, by the server's
 // clock. Plain SQL takes part by the same rule. Grants take max(token+1, the clock in µs),
-// so tokens rise after a row was removed too: rows that have been free for a day are, a few
-// at a time. Each grant and each release is a row version, so a key that changes hands a thousand
+// so tokens rise after a row was removed too: rows that are free and were last taken more
+// than a day ago are, a few at a time. Each grant and each release is a row version, so a key that changes hands a thousand
 // times a second gives autovacuum something to do.
 //
 // # Row locks: the transaction
 //
 // A held row lock is a transaction that stays open, "idle in transaction": VACUUM does not
 // remove what was deleted since, and alarms go off if it is held for long. It takes a
-// connection of its own, and so does every key that is waited for. The row stays when the
-// lock is gone; any row may be deleted at any time. CREATE TABLE locker_row (key text COLLATE
+// connection of its own, and so does every key that is waited for; up to four idle ones are
+// kept, for a minute. The row stays when the lock is gone; any row may be deleted at any time. CREATE TABLE locker_row (key text COLLATE
 // "C" PRIMARY KEY).
 //
 // # Tokens
@@ -128,8 +128,9 @@
 //
 // # Pools and poolers
 //
-// Advisory and row locks make connections of their own with the settings of the pool,
-// BeforeConnect included, and leave its own alone, except to look at locks for operators.
+// Advisory and row locks make connections of their own with the settings of the pool and its
+// BeforeConnect, but without AfterConnect, and leave its own alone, except to look at locks
+// for operators.
 // Lease rows use the pool for one statement at a time, and never hold a connection while
 // they wait. No startup parameters, prepared statements or session settings stand in
 // PgBouncer's way. Behind it, wake-ups take a way to the server itself: LeaseConfig.Listen,
@@ -147,7 +148,7 @@
 // # URLs
 //
 // postgres:// or postgresql://, with one host or several, and the parameters of pgxpool.
-// Ours are ttl, locker_mode (advisory, lease or row), locker_create=true,
+// Ours are ttl, locker_mode (advisory, lease or row; it has to be there), locker_create=true,
 //
 //	advisory  locker_namespace, locker_sequence, locker_token=clock, locker_sessions,
 //	          locker_max_locks, locker_blocked_waiters=true, locker_restart_grace=30s

@@ -86,7 +86,7 @@ func (i *inspector) List(ctx context.Context, yield func(key string, h locker.Ho
 	}, text(listSQL))
 }
 
-// each calls yield with the rows of a query until it returns false.
+// each calls yield with the rows of a query, as text, until it returns false.
 func each(ctx context.Context, pool *pgxpool.Pool, yield func(row [][]byte) bool, query string, args ...any) error {
 	rows, err := pool.Query(ctx, query, append([]any{pgx.QueryExecModeExec}, args...)...)
 	if err != nil {
@@ -101,5 +101,5 @@ func each(ctx context.Context, pool *pgxpool.Pool, yield func(row [][]byte) bool
 	return failed(rows.Err())
 }
 
-// isTrue reads a row of one truth value, as text or as a byte.
-func isTrue(row [][]byte) bool { return string(row[0]) == "t" || string(row[0]) == "\x01" }
+// isTrue reads a row of one truth value.
+func isTrue(row [][]byte) bool { return string(row[0]) == "t" }

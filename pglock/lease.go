@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -44,7 +45,8 @@ type LeaseConfig struct {
 // the server itself. pool stays the caller's to close, after the Locker.
 //
 // It blocks for three or four statements, which look whether the server and the table are
-// what they have to be, and ends with ctx. Bad settings are locker.ErrInvalid, before
+// what they have to be, and for a connection like those of LeaseConfig.Listen, if that is
+// set; it ends with ctx. Bad settings are locker.ErrInvalid, before
 // anything is sent.
 func NewLease(ctx context.Context, pool *pgxpool.Pool, cfg *LeaseConfig) (locker.Locker, error) {
 	if cfg == nil {
@@ -77,13 +79,17 @@ func NewLeaseBackend(ctx context.Context, pool *pgxpool.Pool, cfg *LeaseConfig) 
 		cfg = &LeaseConfig{}
 	}
 	b, err := newLeaseBackend(ctx, pool, cfg)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case cfg.Listen != nil:
-		return b.listening(ctx, cfg.Listen)
 	}
-	return b, nil
+	if cfg.Listen == nil {
+		return b, nil
+	}
+	l, err := b.listening(ctx, cfg.Listen)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
 }
 
 // listeningLease is a leaseBackend with wake-ups.
@@ -99,7 +105,7 @@ func (b *leaseBackend) listening(ctx context.Context, pool *pgxpool.Pool) (liste
 	c := newConnector(pool, 0)
 	w, err := c.open(ctx)
 	if err != nil {
-		return listeningLease{}, err
+		return listeningLease{}, fmt.Errorf("pglock: LeaseConfig.Listen, for wake-ups: %w", err)
 	}
 	w.close()
 	return listeningLease{b, newListener(c, func(key string) int64 { return Key(b.namespace, key) }, false)}, nil

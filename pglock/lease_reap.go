@@ -27,12 +27,12 @@ const (
 // little however large the table is, and needs no index; and the more there is to delete,
 // the more often it comes by.
 type reaper struct {
-	pool  *pgxpool.Pool
-	sql   string
-	table string
-	end   context.CancelFunc
-	ctx   context.Context // until close
-	under sync.WaitGroup
+	pool    *pgxpool.Pool
+	sql     string
+	table   string
+	end     context.CancelFunc
+	ctx     context.Context // until close
+	running sync.WaitGroup
 
 	mu   sync.Mutex
 	next time.Time // when it is due; zero while it runs, and after close
@@ -55,7 +55,7 @@ func (r *reaper) pass() {
 		return
 	}
 	r.next = time.Time{}
-	r.under.Go(func() {
+	r.running.Go(func() {
 		pause := reapEvery
 		if r.reap(rand.Float64(), reapBlocks) >= reapMuch {
 			pause = reapAgain
@@ -86,15 +86,5 @@ func (r *reaper) close(ctx context.Context) error {
 	r.mu.Lock()
 	r.next = time.Time{}
 	r.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		r.under.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return until(ctx, r.running.Wait, "a statement that deletes rows")
 }

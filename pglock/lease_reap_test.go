@@ -43,13 +43,13 @@ func TestLease_reapingIsPartOfReleasesNowAndThen(t *testing.T) {
 	exec(t, b.pool, "INSERT INTO locker_lease VALUES ('old', NULL, 1, '-infinity')")
 	rows := func() int { return value[int](t, b.pool, "SELECT count(*) FROM locker_lease WHERE key = 'old'") }
 	requireFree(t, b, "k")
-	b.reaper.under.Wait()
+	b.reaper.running.Wait()
 	require.Equal(t, 1, rows(), "not due")
 	b.reaper.mu.Lock()
 	b.reaper.next = time.Now()
 	b.reaper.mu.Unlock()
 	requireFree(t, b, "k")
-	b.reaper.under.Wait()
+	b.reaper.running.Wait()
 	require.Zero(t, rows())
 	require.True(t, b.reaper.next.After(time.Now()), "due again, but later")
 

@@ -2,6 +2,7 @@ package pglock
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"maps"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/go-locker/locker"
@@ -127,6 +129,20 @@ func (p parameters) flag(name string) (on bool, err error) {
 	return on, nil
 }
 
+// address reads "host:port"; host is empty if it is not there.
+func (p parameters) address(name string) (host string, port uint16, err error) {
+	text := p.take(name)
+	if text == "" {
+		return "", 0, nil
+	}
+	host, digits, err := net.SplitHostPort(text)
+	n, errPort := strconv.ParseUint(digits, 10, 16)
+	if err != nil || errPort != nil || host == "" {
+		return "", 0, invalidf("the URL's query: locker_%s is host:port", name)
+	}
+	return host, uint16(n), nil
+}
+
 // identifier reads "name" or "schema.name".
 func (p parameters) identifier(name string) pgx.Identifier {
 	if text := p.take(name); text != "" {
@@ -178,23 +194,22 @@ func openLease(p parameters, cfg locker.Config) (func(context.Context, *pgxpool.
 		return nil, err
 	}
 	c.Create = create
-	address := p.take("listen")
-	if address != "" {
-		if _, _, err := net.SplitHostPort(address); err != nil {
-			return nil, invalidf("the URL's query: locker_listen is host:port")
-		}
+	host, port, err := p.address("listen")
+	if err != nil {
+		return nil, err
 	}
 	return func(ctx context.Context, pool *pgxpool.Pool) (locker.Locker, error) {
-		direct := pool
-		if address != "" {
-			if direct, err = at(ctx, pool, address); err != nil {
+		c.Listen = pool
+		if host != "" {
+			direct, err := at(ctx, pool, host, port)
+			if err != nil {
 				return nil, err
 			}
 			defer direct.Close() // its settings are what is needed
+			c.Listen = direct
 		}
-		c.Listen = direct
 		l, err := newLeaseLocker(ctx, pool, c, pool.Close)
-		if errors.Is(err, errPooler) && address == "" {
+		if errors.Is(err, errPooler) && host == "" {
 			c.Listen = nil // so there are none
 			return newLeaseLocker(ctx, pool, c, pool.Close)
 		}
@@ -203,22 +218,29 @@ func openLease(p parameters, cfg locker.Config) (func(context.Context, *pgxpool.
 }
 
 // at is a pool with the settings of another one, but for the server's address.
-func at(ctx context.Context, pool *pgxpool.Pool, address string) (*pgxpool.Pool, error) {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, err
-	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil {
-		return nil, invalidf("the URL's query: locker_listen is host:port")
-	}
+func at(ctx context.Context, pool *pgxpool.Pool, host string, port uint16) (*pgxpool.Pool, error) {
 	cfg := pool.Config()
-	cfg.ConnConfig.Host, cfg.ConnConfig.Port, cfg.ConnConfig.Fallbacks = host, uint16(n), nil
-	if cfg.ConnConfig.TLSConfig != nil {
-		cfg.ConnConfig.TLSConfig = cfg.ConnConfig.TLSConfig.Clone()
-		cfg.ConnConfig.TLSConfig.ServerName = host
+	conn := cfg.ConnConfig
+	// Of the driver's further attempts, those at the first server are the ones with and
+	// without TLS; the others are at other servers.
+	var same []*pgconn.FallbackConfig
+	for _, f := range conn.Fallbacks {
+		if f.Host == conn.Host && f.Port == conn.Port {
+			same = append(same, &pgconn.FallbackConfig{Host: host, Port: port, TLSConfig: named(f.TLSConfig, host)})
+		}
 	}
+	conn.Host, conn.Port, conn.TLSConfig, conn.Fallbacks = host, port, named(conn.TLSConfig, host), same
 	return pgxpool.NewWithConfig(ctx, cfg)
+}
+
+// named is a TLS configuration, if there is one, for a server of that name.
+func named(cfg *tls.Config, host string) *tls.Config {
+	if cfg == nil {
+		return nil
+	}
+	cfg = cfg.Clone()
+	cfg.ServerName = host
+	return cfg
 }
 
 func openRow(p parameters, cfg locker.Config) (func(context.Context, *pgxpool.Pool) (locker.Locker, error), error) {
@@ -236,23 +258,4 @@ func openRow(p parameters, cfg locker.Config) (func(context.Context, *pgxpool.Po
 	return func(ctx context.Context, pool *pgxpool.Pool) (locker.Locker, error) {
 		return newRowLocker(ctx, pool, c, pool.Close)
 	}, nil
-}
-
-// closeOwned closes the pool that open has made, if it has, and waits for it until ctx
-// ends: the driver waits for connections to say goodbye to.
-func closeOwned(ctx context.Context, closePool func()) error {
-	if closePool == nil {
-		return nil
-	}
-	done := make(chan struct{})
-	go func() {
-		closePool()
-		close(done)
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return errors.New("pglock: a connection of the pool has not ended")
-	}
 }

@@ -145,7 +145,8 @@ func TestOpen_findsItsWayAroundAPooler(t *testing.T) { // C98, R3
 	require.True(t, infoOf(l).Can.Has(locker.CapWakeUp))
 	require.NoError(t, acquire(t, l, "k").Release(t.Context()))
 	_, err = locker.Open(t.Context(), raw+"lease&locker_listen=127.0.0.1:1")
-	require.Error(t, err, "a wake-up that was asked for is not left out")
+	require.ErrorContains(t, err, "Listen", "a wake-up that was asked for is not left out")
+	openURL(t, replace(t, raw, "sslmode=disable", "sslmode=prefer")+"lease&locker_listen="+srv.Addr()) // neither has TLS
 }
 
 func TestOpen_refusesWhatItDoesNotKnowAndShowsNoSecrets(t *testing.T) { // House
@@ -168,6 +169,8 @@ func TestOpen_refusesWhatItDoesNotKnowAndShowsNoSecrets(t *testing.T) { // House
 		"postgres://us3r:hunter2@host/db?locker_mode=lease&locker_sequence=t":           "unknown here: locker_sequence",
 		"postgres://us3r:hunter2@host/db?locker_mode=lease&locker_token=clock":          "unknown here: locker_token",
 		"postgres://us3r:hunter2@host/db?locker_mode=lease&locker_listen=hunter2":       "locker_listen is host:port",
+		"postgres://us3r:hunter2@host/db?locker_mode=lease&locker_listen=a:hunter2":     "locker_listen is host:port",
+		"postgres://us3r:hunter2@host/db?locker_mode=lease&locker_listen=a:70000":       "locker_listen is host:port",
 		"postgres://us3r:hunter2@host/db?locker_mode=row&locker_listen=a:1":             "unknown here: locker_listen",
 		"postgres://us3r:hunter2@host/db?locker_mode=lease&ttl=1ns":                     "TTL",
 		"postgres://us3r:hunter2@host/db?locker_mode=lease&sslmode=hunter2":             "sslmode is malformed",

@@ -48,7 +48,8 @@ type Config struct {
 
 	// MaxLocks is how many locks the Locker takes at a time: the server's lock table has
 	// room for max_locks_per_transaction × max_connections of them, by default 6,400, and
-	// all its sessions share it. One more is an error. Zero: 1,000.
+	// all its sessions share it. One more is an error. Those that waiters get on sessions of
+	// their own (BlockedWaiters) are not counted. Zero: 1,000.
 	MaxLocks int
 
 	// RestartGrace is for how long after a start of the server, which ends all sessions,
@@ -133,7 +134,7 @@ func newAdvisory(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*advisor
 	case err != nil:
 		return nil, err
 	case pool == nil:
-		return nil, invalidf("no pool")
+		return nil, invalidf("no Postgres pool")
 	case cfg.Sessions < 0 || cfg.Sessions > maxSpread:
 		return nil, invalidf("%d sessions: between 1 and %d are possible, and 0 stands for 1", cfg.Sessions, maxSpread)
 	case cfg.MaxLocks < 0:

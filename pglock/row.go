@@ -5,7 +5,6 @@ import (
 	_ "embed"
 	"errors"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -73,7 +72,11 @@ func NewRowBackend(ctx context.Context, pool *pgxpool.Pool, cfg *RowConfig) (loc
 	if cfg == nil {
 		cfg = &RowConfig{}
 	}
-	return newRow(ctx, pool, cfg)
+	b, err := newRow(ctx, pool, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
 }
 
 // row implements locker.Backend by row locks.
@@ -217,7 +220,7 @@ func (b *row) try(ctx context.Context, req locker.Request) (locker.Grant, error)
 
 func (b *row) grant(s *solo, req locker.Request) *soloGrant {
 	return &soloGrant{
-		ss: b.solos, s: s, key: req.Key, owner: req.Owner, ttl: req.TTL,
+		ss: b.solos, s: s, sessionGrant: sessionGrant{w: s.wire, key: req.Key, owner: req.Owner, ttl: req.TTL},
 		give: func() []*call { return []*call{newCallWith(&cmdHasten), newCallWith(&cmdCommit)} },
 		drop: func() []*call { return []*call{newCallWith(&cmdRollback)} },
 	}
@@ -240,8 +243,7 @@ func (b *row) minted(ctx context.Context, g *soloGrant) (locker.Grant, error) {
 	if err != nil {
 		return g, failed(err)
 	}
-	g.token, err = strconv.ParseUint(string(c.rows[0][0]), 10, 64)
-	return g, err
+	return g, g.mint(c)
 }
 
 // refusal is the error for a key whose row somebody has locked.

@@ -131,7 +131,7 @@ func prepare(ctx context.Context, db querier, create bool, objects ...object) er
 	case encoding != "UTF8" && encoding != "SQL_ASCII":
 		return locker.Permanent(fmt.Errorf("pglock: client_encoding is %s: it has to be UTF8, or a key is not the same for all", encoding))
 	case standby:
-		return locker.NoEffect(errors.New("pglock: the server is a standby: locks are taken on the primary"))
+		return locker.NoEffect(errStandby)
 	case readOnly:
 		return locker.NoEffect(errors.New("pglock: this role's transactions only read (default_transaction_read_only): a lock is written"))
 	}

@@ -134,11 +134,16 @@ func (ss *sessions) makeRoom(ttl time.Duration) error {
 	for at, o := range ss.current {
 		ttls[at.ttl] = ttls[at.ttl] || o.s == nil || len(o.s.held) > 0
 	}
-	for at, o := range ss.current {
-		if len(ttls) > maxTTLs && at.ttl != ttl && !ttls[at.ttl] {
-			ss.resign(o.s)
-			delete(ss.current, at)
-			delete(ttls, at.ttl)
+	for other, busy := range ttls {
+		if len(ttls) <= maxTTLs || busy || other == ttl {
+			continue
+		}
+		delete(ttls, other)
+		for at, o := range ss.current {
+			if at.ttl == other {
+				ss.resign(o.s)
+				delete(ss.current, at)
+			}
 		}
 	}
 	if len(ttls) > maxTTLs {
@@ -317,5 +322,5 @@ func (ss *sessions) close(ctx context.Context) error {
 		s.close()
 	}
 	ss.mu.Unlock()
-	return awaitAll(ctx, &ss.running)
+	return until(ctx, ss.running.Wait, "a session")
 }

@@ -83,6 +83,26 @@ func TestSessions_areOfFourTTLsAtMost(t *testing.T) { // R4
 	}
 }
 
+// The sessions of a TTL that makes room go together, however many it has.
+func TestSessions_makeRoomWithAllOfATTL(t *testing.T) { // R4
+	b := advisoryOn(t, connect(t, newDatabase(t)), Config{Sessions: 8})
+	idle := make(map[*session]bool)
+	for i := range 32 {
+		g := take(t, b, request(fmt.Sprint(i), 2*time.Minute))
+		idle[sessionOf(g)] = true
+		require.NoError(t, g.Release(t.Context()))
+	}
+	require.Greater(t, len(idle), 1)
+	for i := range maxTTLs {
+		take(t, b, request(fmt.Sprint(i), time.Duration(i+3)*time.Minute))
+	}
+	for s := range idle {
+		endsSoon(t, s)
+	}
+	_, err := b.TryAcquire(t.Context(), request("more", 2*time.Minute))
+	require.ErrorIs(t, err, locker.ErrUnsupported)
+}
+
 // A session whose server owes an answer may never have one.
 func TestSessions_newLocksGoAroundOneThatIsSilent(t *testing.T) { // R4
 	database := newDatabase(t)

@@ -29,8 +29,11 @@ type solos struct {
 // solo is such a session.
 type solo struct {
 	*wire
-	spared bool       // it was idle for a time
-	grant  *soloGrant // guarded by solos.mu; nil: none that can be lost
+	spared bool // it was idle for a time
+
+	// Guarded by solos.mu.
+	grant    *soloGrant // nil: none that can be lost
+	stranded bool       // given up before there was an answer: so nobody has lost anything
 }
 
 const (
@@ -145,6 +148,7 @@ func (ss *solos) await(ctx context.Context, s *solo, spared bool, c *call) (answ
 		other.close()
 	}
 	ss.spare = nil
+	s.stranded = true
 	s.close()
 	return false, errStranded
 }
@@ -181,13 +185,15 @@ func (ss *solos) hold(s *solo, g *soloGrant) {
 func (ss *solos) gone(s *solo, err error) {
 	ss.mu.Lock()
 	delete(ss.all, s)
-	g := s.grant
+	g, stranded := s.grant, s.stranded
 	s.grant = nil
 	ss.mu.Unlock()
 	if g == nil {
 		return
 	}
-	ss.report(g.key, g.owner, &locker.LostError{Reason: locker.ReasonSession, Err: err})
+	if !stranded { // else the same request may have its lock on another session by now
+		ss.report(g.key, g.owner, &locker.LostError{Reason: locker.ReasonSession, Err: err})
+	}
 	// The holder knows. Now the server, too, may give the key to others.
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -205,66 +211,18 @@ func (ss *solos) close(ctx context.Context) error {
 		s.close()
 	}
 	ss.mu.Unlock()
-	return awaitAll(ctx, &ss.running)
+	return until(ctx, ss.running.Wait, "a session")
 }
 
-// awaitAll waits for what runs, until ctx ends.
-func awaitAll(ctx context.Context, running *sync.WaitGroup) error {
-	done := make(chan struct{})
-	go func() {
-		running.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return errors.New("pglock: a session has not ended")
-	}
-}
-
-// soloGrant is a lock on a session of its own.
+// soloGrant is a lock on a session of its own. Its since is zero if it was claimed, and its
+// taking has the lock if it has a row.
 type soloGrant struct {
-	ss    *solos
-	s     *solo
-	key   string
-	owner string
-	ttl   time.Duration
-	since time.Time // as of a grant; zero: it was claimed
-	token uint64
+	sessionGrant
+	ss *solos
+	s  *solo
 
-	taking *call          // has the lock if it has a row
-	give   func() []*call // makes the calls that give it back; the last one's answer counts
-	drop   func() []*call // those that end a taking that has failed
-
-	mu     sync.Mutex
-	giving *call
-}
-
-// Token implements locker.Grant.
-func (g *soloGrant) Token() uint64 { return g.token }
-
-// Lease implements locker.Grant.
-func (g *soloGrant) Lease() locker.Lease { return locker.Lease{TTL: g.ttl, Since: g.since} }
-
-// Renew implements locker.Grant.
-func (g *soloGrant) Renew(ctx context.Context, ttl time.Duration) (locker.Lease, error) {
-	if ttl != g.ttl {
-		return locker.Lease{}, locker.ErrUnsupported
-	}
-	err := g.s.do(ctx, newCallWith(&cmdSignOfLife))
-	g.mu.Lock()
-	given := g.giving != nil
-	g.mu.Unlock()
-	switch {
-	case given:
-		return locker.Lease{}, &locker.LostError{Reason: locker.ReasonExpired}
-	case g.s.ended() != nil:
-		return locker.Lease{}, &locker.LostError{Reason: locker.ReasonSession, Err: g.s.ended()}
-	case err != nil:
-		return locker.Lease{}, failed(err)
-	}
-	return locker.Lease{TTL: g.ttl}, nil
+	give func() []*call // makes the calls that give it back; the last one's answer counts
+	drop func() []*call // those that end a taking that has failed
 }
 
 // Release implements locker.Grant. What it sends stays on its way when ctx ends; a
@@ -306,20 +264,4 @@ func (g *soloGrant) Release(ctx context.Context) error {
 		return nil // a transaction whose commit fails is over too
 	}
 	return buried(ctx, g.ss.connector, g.s.wire, g.giving.err)
-}
-
-// buried is what a release comes to whose session has ended, with err: nil is an answer that
-// came before. A session that has ended before anything was sent has lost the lock, unless
-// its end is our doing. Else it is released when the server has ended the session too.
-func buried(ctx context.Context, c *connector, w *wire, err error) error {
-	if err == nil {
-		return nil
-	}
-	if err := c.bury(ctx, w); err != nil {
-		return err
-	}
-	if errors.Is(err, errNotSent) && !errors.Is(err, locker.ErrClosed) {
-		return &locker.LostError{Reason: locker.ReasonSession, Err: err}
-	}
-	return nil
 }

@@ -69,7 +69,7 @@ func newCallWith(stmt *command, args ...string) *call {
 	return c
 }
 
-// errNotSent: the call's context ended before it was sent.
+// errNotSent: the call's context, or the connection, ended before it was sent.
 var errNotSent = errors.New("pglock: not sent")
 
 // wire is a connection on which any goroutine may use statements at any time. One
