@@ -59,13 +59,21 @@ func (c *connector) bury(ctx context.Context, w *wire) error {
 		return failed(err)
 	}
 	defer conn.Close(ctx) //nolint:errcheck // its answer is there
-	gone, err := ask(ctx, conn, "SELECT coalesce(bool_and(pg_terminate_backend(pid, 1000)), true) FROM pg_stat_activity "+
-		"WHERE pid = "+w.pid+" AND backend_start::text = "+literal(w.started))
+	gone, err := ask(ctx, conn, asItself+"SELECT coalesce(bool_and(pg_terminate_backend(pid, 1000)), true) FROM pg_stat_activity "+
+		"WHERE pid = "+w.pid+" AND "+backendStart+" = "+literal(w.started))
 	if err == nil && gone[0] != "t" {
 		err = errors.New("pglock: the server has not ended a session that has lost its client")
 	}
 	return failed(err)
 }
+
+// asItself begins a query of several statements, which are one transaction. A role that
+// becomes another one as it connects (ALTER ROLE … SET role) may lack the right to see and
+// to end its own sessions otherwise.
+const asItself = "SELECT set_config('role', 'none', true); "
+
+// backendStart tells a session from a later one of the same pid, whatever the DateStyle.
+const backendStart = "extract(epoch FROM backend_start)::text"
 
 // application is the name under which the pool's sessions run.
 func (c *connector) application() string { return c.config.RuntimeParams["application_name"] }
@@ -154,8 +162,8 @@ func (c *connector) settings(ctx context.Context) (*pgx.ConnConfig, error) {
 
 func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []setting) (*wire, error) {
 	// Before any SET: behind a pooler it would change somebody else's session.
-	facts, err := ask(ctx, conn, "SELECT pg_backend_pid(), current_setting('server_version_num'), pg_is_in_recovery(), current_setting('synchronous_commit'), "+
-		"(SELECT backend_start::text FROM pg_stat_activity WHERE pid = pg_backend_pid()), "+serverStart)
+	facts, err := ask(ctx, conn, asItself+"SELECT pg_backend_pid(), current_setting('server_version_num'), pg_is_in_recovery(), current_setting('synchronous_commit'), "+
+		"(SELECT "+backendStart+" FROM pg_stat_activity WHERE pid = pg_backend_pid()), "+serverStart)
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +195,9 @@ func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []s
 	// A server looks now and then whether the client of a statement that waits is still
 	// there, if its system lets it.
 	const look = "CASE WHEN version() LIKE '%linux%' THEN set_config('client_connection_check_interval', '250', false) END"
-	if _, err := ask(ctx, conn, "SELECT "+setAll(slices.Concat(all, settings), false)+", "+look); err != nil {
+	// From PostgreSQL 17. It would end the transaction of a row lock, and a wait in line.
+	const lasts = "CASE WHEN current_setting('server_version_num')::int >= 170000 THEN set_config('transaction_timeout', '0', false) END"
+	if _, err := ask(ctx, conn, "SELECT "+setAll(slices.Concat(all, settings), false)+", "+look+", "+lasts); err != nil {
 		return nil, err
 	}
 	w, err := newWire(conn, pid, facts[4])

@@ -181,7 +181,7 @@ func newLeaseBackend(ctx context.Context, pool *pgxpool.Pool, cfg *LeaseConfig) 
 	b.prepares.Store(prepares)
 	// One row that somebody keeps locked must not hold up the renewal of all the others.
 	const lock = "FOR NO KEY UPDATE"
-	b.renewAllSQL = strings.Replace(b.renewSQL, lock, lock+" SKIP LOCKED", 1)
+	b.renewAllSQL = sql(strings.Replace(leaseRenewSQL, lock, lock+" SKIP LOCKED", 1))
 	return b, nil
 }
 

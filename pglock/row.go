@@ -141,7 +141,7 @@ func newRow(ctx context.Context, pool *pgxpool.Pool, cfg *RowConfig) (*row, erro
 		solos: ss, pool: pool, clock: cfg.ClockToken,
 		insert: command{name: "insert", sql: sql(rowInsertSQL)},
 		take:   command{name: "take", sql: sql(rowTakeSQL)},
-		queue:  command{name: "queue", sql: strings.Replace(sql(rowTakeSQL), " NOWAIT", "", 1)},
+		queue:  command{name: "queue", sql: sql(strings.Replace(rowTakeSQL, " NOWAIT", "", 1))},
 		mint:   command{name: "mint", sql: "SELECT " + token},
 		whoHas: command{name: "who", sql: sql(rowWhoSQL)},
 		endSQL: sql(rowEndSQL),

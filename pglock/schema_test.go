@@ -124,7 +124,7 @@ func TestSchema_namesAreExact(t *testing.T) { // C115
 	pool := connect(t, newDatabase(t))
 	exec(t, pool, `CREATE SCHEMA "My Schema"`)
 	for i, table := range []pgx.Identifier{
-		{"locks"}, {"Locks"}, {`a"b`}, {"it's"}, {"locker_lease"}, {"My Schema", "locks"}, {"My Schema", "Ünïcode; DROP TABLE locks; --"}, {"select"}, {"a.b"}, {"$1"},
+		{"locks"}, {"Locks"}, {`a"b`}, {"it's"}, {"locker_lease"}, {"My Schema", "locks"}, {"My Schema", "Ünïcode; DROP TABLE locks; --"}, {"select"}, {"a.b"}, {"$1"}, {"FOR NO KEY UPDATE"}, {"t NOWAIT"},
 	} {
 		b, err := newLeaseBackend(t.Context(), pool, &LeaseConfig{Table: table, Create: true})
 		require.NoError(t, err, table)

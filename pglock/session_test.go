@@ -8,10 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/conformance/faultnet"
 )
 
 // advisoryOn makes a backend, and the sequence if need be. The test's end closes it.
@@ -249,4 +251,45 @@ func TestSessions_closeEndsThemOnTheServer(t *testing.T) { // House, C96
 	require.Eventually(t, func() bool { return advisoryLocks(t, pool) == 0 }, soon, time.Millisecond)
 	_, err := b.TryAcquire(t.Context(), request("k", time.Minute))
 	require.ErrorIs(t, err, locker.ErrClosed)
+}
+
+// A role may become another one as it connects (ALTER ROLE … SET role), which may neither see
+// nor end the sessions of the first.
+func TestSessions_oneThatLostItsClientIsEndedWhateverTheRoleBecomes(t *testing.T) { // R1
+	database := newDatabase(t)
+	admin := connect(t, database)
+	url, app := newRole(t, database)
+	_, owner := newRole(t, database)
+	quoted := func(name string) string { return pgx.Identifier{name}.Sanitize() }
+	exec(t, admin, "GRANT "+quoted(owner)+" TO "+quoted(app))
+	exec(t, admin, "GRANT CREATE ON SCHEMA public TO "+quoted(owner))
+	exec(t, admin, "ALTER ROLE "+quoted(app)+" SET role = "+literal(owner))
+	for mode, open := range map[string]func(*testing.T, *pgxpool.Pool) locker.Backend{
+		"advisory": func(t *testing.T, p *pgxpool.Pool) locker.Backend { return advisoryOn(t, p, Config{}) },
+		"row": func(t *testing.T, p *pgxpool.Pool) locker.Backend {
+			b, err := newRow(t.Context(), p, &RowConfig{Create: true})
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, b.Close(context.Background())) })
+			return b
+		},
+	} {
+		t.Run(mode, func(t *testing.T) {
+			var way faultnet.Network
+			t.Cleanup(way.Close)
+			b := open(t, connect(t, url, func(cfg *pgxpool.Config) { cfg.ConnConfig.DialFunc = way.Dial }))
+			g := take(t, b, request("k", time.Minute))
+			way.Strand() // so the server hears of no end
+			var w *wire
+			switch g := g.(type) {
+			case *grant:
+				w = g.s.wire
+			case *soloGrant:
+				w = g.s.wire
+			}
+			_ = w.conn.Close()
+			require.Eventually(t, func() bool { return w.ended() != nil }, soon, time.Millisecond)
+			_ = g.Release(t.Context())
+			requireFree(t, b, "k")
+		})
+	}
 }

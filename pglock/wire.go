@@ -381,36 +381,44 @@ func (w *wire) complete() {
 	}
 	landed := w.flight
 	w.flight, w.landing, w.answered = nil, 0, time.Now()
+	undone := make(map[int64]error)
 	for _, f := range landed {
-		w.answer(f)
+		w.answer(f, undone)
 	}
 	w.send()
 }
 
-// answer answers the calls of a statement. w.mu is held.
-func (w *wire) answer(f flown) {
+// answer answers the calls of a statement. undone are the errors of what was before it in
+// the flight and is to be undone, by number: whether that has had its effect is not known, so
+// what this one has done to the same number is undone with it. w.mu is held.
+func (w *wire) answer(f flown, undone map[int64]error) {
 	if f.err == nil && f.stmt.batched && len(f.rows) != len(f.calls) {
 		f.err = fmt.Errorf("pglock: %d rows for %d numbers", len(f.rows), len(f.calls))
 	}
 	for i, c := range f.calls {
+		err := f.err
+		if err == nil && f.stmt.undo != nil {
+			err = undone[c.number]
+		}
 		switch {
 		case c.after != nil:
-			if f.err != nil { // what it was to undo is still there
+			if err != nil { // what it was to undo is still there
 				_ = w.conn.Close()
 			}
 			w.finish(c.after, c.after.err)
 			continue
-		case f.err != nil && f.stmt.undo != nil:
+		case err != nil && f.stmt.undo != nil:
 			undo := newCall(f.stmt.undo, c.number)
-			undo.after, c.err = c, f.err
+			undo.after, c.err = c, err
+			undone[c.number] = err
 			w.queue = append(w.queue, undo)
 			continue
-		case f.stmt.batched && f.err == nil:
+		case f.stmt.batched && err == nil:
 			c.rows = f.rows[i : i+1]
 		default:
 			c.rows = f.rows
 		}
-		w.finish(c, f.err)
+		w.finish(c, err)
 	}
 }
 

@@ -176,6 +176,39 @@ func TestWire_undoesAFailedStatement(t *testing.T) { // G4, C116
 	require.NoError(t, w.do(t.Context(), newCall(&takeAll, 1)))
 }
 
+// What failed after it had given a lock back must not give it back again when it has been
+// taken meanwhile, in the same flight.
+func TestWire_anUndoLeavesAloneWhatWasTakenInTheSameFlight(t *testing.T) { // G1, C116
+	database := newDatabase(t)
+	pool := connect(t, database)
+	for name, sql := range map[string]string{
+		"after":  "SELECT CASE WHEN pg_advisory_unlock(n) THEN 1 / (n - 7) END FROM unnest($1::bigint[]) AS n",
+		"before": "SELECT 1 / (n - 7), pg_advisory_unlock(n) FROM unnest($1::bigint[]) AS n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, _ := wireOn(t, connect(t, database))
+			take := takeBy("1")
+			require.NoError(t, w.do(t.Context(), newCall(&take, 7)))
+			badGive := command{name: "bad give " + name, batched: true, undo: &cmdUndoTake, sql: sql}
+			_, free := occupy(t, pool, w)
+			again, give := newCall(&take, 7), newCall(&badGive, 7)
+			w.start(again, give)
+			free()
+			require.True(t, hasCode(answered(t, give), "22012"))
+			held := 0
+			if answered(t, again) == nil {
+				held = 1
+			}
+			const locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7"
+			require.Equal(t, held, value[int](t, pool, locks), "what the call was told")
+			if held == 1 {
+				require.NoError(t, w.do(t.Context(), newCall(&cmdGiveBack, 7)))
+			}
+			require.Zero(t, value[int](t, pool, locks), "it was taken once")
+		})
+	}
+}
+
 func TestWire_endsWhenTheUndoFails(t *testing.T) { // G4
 	database := newDatabase(t)
 	pool := connect(t, database)
