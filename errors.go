@@ -153,6 +153,10 @@ func Permanent(err error) error {
 	return &permanentError{err}
 }
 
+// IsPermanent reports whether err is one that waiting does not cure: it was marked with
+// Permanent, or is ErrInvalid or ErrUnsupported.
+func IsPermanent(err error) bool { return isPermanent(err) }
+
 type permanentError struct{ err error }
 
 func (e *permanentError) Error() string { return e.err.Error() }

@@ -105,7 +105,10 @@ func (b *leaseBackend) listening(ctx context.Context, pool *pgxpool.Pool) (liste
 	c := newConnector(pool, 0)
 	w, err := c.open(ctx)
 	if err != nil {
-		return listeningLease{}, fmt.Errorf("pglock: LeaseConfig.Listen, for wake-ups: %w", err)
+		if errors.Is(err, errPooler) {
+			err = locker.Permanent(fmt.Errorf("leases work there, but nobody is woken: leave it out, or let it lead to the server itself: %w", err))
+		}
+		return listeningLease{}, fmt.Errorf("pglock: LeaseConfig.Listen (locker_listen in a URL): %w", err)
 	}
 	w.close()
 	return listeningLease{b, newListener(c, func(key string) int64 { return Key(b.namespace, key) }, false)}, nil

@@ -43,9 +43,14 @@ func open(ctx context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker
 	}
 	bare := *u
 	bare.RawQuery = query.Encode()
-	mode, known := modes[p.take("mode")]
+	chosen := p.take("mode")
+	mode, known := modes[chosen]
 	if !known {
-		return nil, invalidf("the URL's query: locker_mode is advisory (a session holds the locks: it ends, and they are free), " +
+		wrong := "unknown"
+		if chosen == "" {
+			wrong = "missing"
+		}
+		return nil, invalidf("the URL's query: locker_mode is " + wrong + ": choose advisory (a session holds the locks: it ends, and they are free), " +
 			"lease (rows of a table: through any pooler) or row (SELECT FOR UPDATE: a connection for each lock)")
 	}
 	openOn, err := mode(p, cfg.Config)
@@ -62,13 +67,16 @@ func open(ctx context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker
 	if cfg.Dial != nil {
 		poolConfig.ConnConfig.DialFunc = cfg.Dial
 	}
+	if !query.Has("connect_timeout") {
+		poolConfig.ConnConfig.ConnectTimeout = connectBound // the driver has two minutes
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
 	if err != nil {
 		return nil, failed(err)
 	}
 	l, err := openOn(ctx, pool)
 	if err != nil {
-		pool.Close()
+		go pool.Close() // which waits for a connection that is being made
 		return nil, err
 	}
 	return l, nil

@@ -182,7 +182,7 @@ func (o object) check(ctx context.Context, db querier, ddl string) error {
 	err := row.Scan(&kind, &persistence, &columns, &keyed, &ordered, &withheld)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return o.wrong("%w: set Create, or have it made by: %s", errMissing, ddl)
+		return o.wrong("%w: set Create, locker_create=true in a URL, or have it made by: %s", errMissing, strings.Join(strings.Fields(ddl), " "))
 	case err != nil:
 		return failed(err)
 	case o.kind == "sequence" && kind != "S", o.kind == "table" && kind != "r" && kind != "p":
@@ -190,7 +190,7 @@ func (o object) check(ctx context.Context, db querier, ddl string) error {
 	case persistence != "p":
 		return o.wrong("does not outlive a crash: it is unlogged or temporary")
 	case o.kind == "table" && (columns != o.columns || !keyed):
-		return o.wrong("has another shape (%s): it has to be as by: %s", columns, ddl)
+		return o.wrong("has another shape (%s): it has to be as by: %s", columns, strings.Join(strings.Fields(ddl), " "))
 	case o.kind == "sequence" && !ordered:
 		return o.wrong("does not count in order and in steps of 1024: it has to be as by: %s", ddl)
 	case len(withheld) > 0:

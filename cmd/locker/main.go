@@ -114,7 +114,8 @@
 // # conformance
 //
 // conformance runs the suite of package conformance on a live deployment: on keys with
-// random names, which are gone afterwards (the store's token counter stays); it needs no
+// random names, which are gone afterwards (what keeps their tokens stays: Redis' counter, a
+// sequence of Postgres, or the rows of its leases, for a day); it needs no
 // access but that of a user of locks, and disturbs nobody. It starts copies of itself,
 // to kill and to stop them. -faults adds the cases on broken networks: the suite breaks
 // its own connections, and no others. -run chooses cases by their id, -list prints them,

@@ -151,7 +151,7 @@ func (a *app) runLocked(ctx context.Context, c *cli.Command) error {
 	// A message that nobody reads must not end this process while the command runs.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 
-	l, err := a.open(ctx, c)
+	l, err := a.openToRun(ctx, c, &t, signals)
 	if err != nil {
 		return err
 	}
@@ -178,11 +178,10 @@ func (a *app) runLocked(ctx context.Context, c *cli.Command) error {
 	return err
 }
 
-// acquire gets the lock, or the error with the exit code.
-func (a *app) acquire(ctx context.Context, l locker.Locker, t task, signals <-chan os.Signal, verbose bool) (locker.Lock, error) {
+// untilSignal runs do, whose context the first signal ends, and returns that.
+func untilSignal(ctx context.Context, signals <-chan os.Signal, do func(context.Context)) (caught os.Signal) {
 	ctx, stop := context.WithCancel(ctx)
 	listening := make(chan struct{})
-	var caught os.Signal
 	go func() {
 		defer close(listening)
 		select {
@@ -191,9 +190,48 @@ func (a *app) acquire(ctx context.Context, l locker.Locker, t task, signals <-ch
 		case <-ctx.Done():
 		}
 	}()
-	k, err := acquire(ctx, l, t)
+	do(ctx)
 	stop()
 	<-listening
+	return caught
+}
+
+// openToRun opens the Locker. Some stores are asked at once: a silent one is an error after
+// five seconds, and with -w what may pass is waited out, which takes from that time.
+func (a *app) openToRun(ctx context.Context, c *cli.Command, t *task, signals <-chan os.Signal) (l locker.Locker, err error) {
+	caught := untilSignal(ctx, signals, func(ctx context.Context) {
+		for end := time.Now().Add(t.wait); ; {
+			bound := oneRequest
+			if t.wait > 0 {
+				bound = min(bound, max(time.Until(end), time.Millisecond))
+			}
+			once, cancel := context.WithTimeout(ctx, bound)
+			l, err = a.open(once, c)
+			cancel()
+			if err == nil && t.wait > 0 {
+				t.wait = max(time.Until(end), time.Millisecond)
+			}
+			if err == nil || ctx.Err() != nil || locker.IsPermanent(err) || t.wait <= 0 || time.Now().After(end) {
+				return
+			}
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+	})
+	switch {
+	case caught == nil:
+		return l, err
+	case err == nil:
+		a.closeNow(l)
+	}
+	return nil, a.tell(signalled(caught))
+}
+
+// acquire gets the lock, or the error with the exit code.
+func (a *app) acquire(ctx context.Context, l locker.Locker, t task, signals <-chan os.Signal, verbose bool) (k locker.Lock, err error) {
+	caught := untilSignal(ctx, signals, func(ctx context.Context) { k, err = acquire(ctx, l, t) })
 	switch {
 	case caught != nil:
 		return nil, signalled(caught) // Close gives back what was granted in the same moment
