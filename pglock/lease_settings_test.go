@@ -24,7 +24,7 @@ func TestLease_worksUnderTheSettingsOfItsRole(t *testing.T) { // C101
 		"idle_session_timeout = '500ms'", "synchronous_commit = off", "synchronous_commit = remote_apply",
 		"datestyle = 'German'", "intervalstyle = 'iso_8601'", "timezone = 'Asia/Kathmandu'", "bytea_output = 'escape'",
 		"client_min_messages = debug1", "extra_float_digits = 0", "plan_cache_mode = force_generic_plan", "enable_indexscan = off",
-		"search_path = nowhere, public", "row_security = off", "lc_numeric = 'C.UTF-8'", "backslash_quote = on",
+		"search_path = nowhere, public", "row_security = off", "lc_numeric = 'C.UTF-8'", "quote_all_identifiers = on", "backslash_quote = on",
 	} {
 		t.Run(setting, func(t *testing.T) {
 			url, role := newRole(t, database)

@@ -202,3 +202,39 @@ func TestRow_excludesPlainSQLBothWays(t *testing.T) { // G1
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.NoError(t, acquire(t, l, "k").Release(t.Context()))
 }
+
+// SQL that makes the row in the transaction that locks it has the key as well, and an
+// attempt does not wait for it.
+func TestRow_anAttemptDoesNotWaitForWhoMakesTheRow(t *testing.T) { // G5
+	pool := connect(t, newDatabase(t))
+	l, err := queues["row"](t.Context(), pool)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.Close(context.Background())) })
+	tx := begin(t, pool)
+	_, err = tx.Exec(t.Context(), "INSERT INTO locker_row VALUES ('k')")
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	_, err = l.TryAcquire(ctx, "k")
+	require.ErrorIs(t, err, locker.ErrHeld)
+	require.NoError(t, ctx.Err())
+	served := waitFor(t, l, "k")
+	blocked(t, pool)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.NoError(t, (<-served).k.Release(t.Context()))
+}
+
+// A row that cannot be made is not looked for again and again.
+func TestRow_oneThatCannotBeMadeIsAnError(t *testing.T) { // W4
+	pool := connect(t, newDatabase(t))
+	l, err := queues["row"](t.Context(), pool)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.Close(context.Background())) })
+	exec(t, pool, "ALTER TABLE locker_row ADD CHECK (key <> 'k')")
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	_, err = l.TryAcquire(ctx, "k")
+	require.True(t, hasCode(err, "23514"), err)
+	_, err = l.Acquire(ctx, "k")
+	require.True(t, hasCode(err, "23514"), err)
+}

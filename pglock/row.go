@@ -174,6 +174,10 @@ func (b *row) TryAcquire(ctx context.Context, req locker.Request) (locker.Grant,
 	}
 }
 
+// insertBound is how long an attempt waits for a transaction that has made or deleted the
+// row. One of ours is over by then; another one has the key.
+const insertBound = 100 * time.Millisecond
+
 // errDeleted: the row was there, and then it was not.
 var errDeleted = errors.New("pglock: the row was deleted")
 
@@ -194,7 +198,8 @@ func (b *row) try(ctx context.Context, req locker.Request) (locker.Grant, error)
 	g.taking = newCallWith(&b.take, slices.Concat([]string{req.Key}, silence(req.TTL, sessionName(b.connector.application(), req.TTL)))...)
 	b.hold(s, g)
 	spared := s.spared
-	s.start(newCallWith(&b.insert, req.Key), newCallWith(&cmdBegin), g.taking)
+	insert := newCallWith(&b.insert, req.Key, milliseconds(insertBound))
+	s.start(insert, newCallWith(&cmdBegin), g.taking)
 	answered, err := b.await(ctx, s, spared, g.taking)
 	switch {
 	case err != nil:
@@ -204,6 +209,9 @@ func (b *row) try(ctx context.Context, req locker.Request) (locker.Grant, error)
 	}
 	if err = g.taking.err; err == nil && len(g.taking.rows) > 0 {
 		return b.minted(ctx, g)
+	}
+	if err == nil {
+		err = insert.err // there is no row because it could not be made
 	}
 	// Nothing was taken: the transaction has failed, or is empty.
 	if err := g.Release(ctx); err != nil && s.ended() == nil {
@@ -273,7 +281,7 @@ func (b *row) Enqueue(ctx context.Context, req locker.Request) (locker.Place, er
 		g: g,
 		wait: func() []*call {
 			return []*call{
-				newCallWith(&b.insert, req.Key), newCallWith(&cmdBegin),
+				newCallWith(&b.insert, req.Key, "0"), newCallWith(&cmdBegin),
 				newCallWith(&b.queue, slices.Concat([]string{req.Key}, silence(reservation, name))...),
 			}
 		},

@@ -4,13 +4,14 @@
 --   $2  the rights that are needed (text[])
 --
 -- Replies with no row if there is nothing, else with one: its kind and persistence as in
--- pg_class, its columns as "name type, …" in the order of their names, whether the column
--- key is unique and tells all keys apart, whether a sequence hands out tokens in order
--- and with room between them, and those of the rights that are missing.
+-- pg_class, its columns as "name type, …" in the order of their names (without the quotes of
+-- quote_all_identifiers), whether the column key is unique and tells all keys apart, whether
+-- a sequence hands out tokens in order and with room between them, and those of the rights
+-- that are missing.
 
 SELECT c.relkind::text,
        c.relpersistence::text,
-       coalesce((SELECT string_agg(attname || ' ' || format_type(atttypid, NULL), ', ' ORDER BY attname COLLATE "C")
+       coalesce((SELECT string_agg(attname || ' ' || replace(format_type(atttypid, NULL), '"', ''), ', ' ORDER BY attname COLLATE "C")
                  FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped), ''),
        EXISTS (SELECT FROM pg_index AS i
                JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = i.indkey[0] AND a.attname = 'key'

@@ -129,8 +129,7 @@ func TestSchema_namesAreExact(t *testing.T) { // C115
 		b, err := newLeaseBackend(t.Context(), pool, &LeaseConfig{Table: table, Create: true})
 		require.NoError(t, err, table)
 		g := take(t, b, request("k", 1e9)) // free: no table is another one
-		_, err = g.Renew(t.Context(), 1e9)
-		require.NoError(t, err)
+		b.RenewAll(t.Context(), []locker.Renewal{{Grant: g, TTL: 1e9}}, func(_ int, _ locker.Lease, err error) { require.NoError(t, err) })
 		require.NoError(t, g.Release(t.Context()))
 		require.NoError(t, b.List(t.Context(), nil))
 		exec(t, pool, "UPDATE "+table.Sanitize()+" SET token = 1")
