@@ -3,8 +3,6 @@ package pglock
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"strconv"
-	"strings"
 )
 
 // Key is the number of a key's advisory lock: what another program passes to
@@ -32,28 +30,3 @@ func waitMark(number int64) (class, object int32) {
 
 // notifyChannel is the channel of all notifications. The payload is the number.
 const notifyChannel = "locker"
-
-// array is a text of numbers that Postgres reads as bigint[].
-func array(numbers []int64) []byte {
-	text := make([]byte, 1, 2+21*len(numbers))
-	text[0] = '{'
-	for i, n := range numbers {
-		if i > 0 {
-			text = append(text, ',')
-		}
-		text = strconv.AppendInt(text, n, 10)
-	}
-	return append(text, '}')
-}
-
-// literal quotes a text as an SQL literal, whatever standard_conforming_strings says.
-func literal(text string) string {
-	text = strings.ReplaceAll(text, "'", "''")
-	if strings.Contains(text, `\`) {
-		return " E'" + strings.ReplaceAll(text, `\`, `\\`) + "'"
-	}
-	return "'" + text + "'"
-}
-
-// text is an SQL file without its comments.
-func text(file string) string { return statement(file, "", nil) }

@@ -79,8 +79,7 @@ func cycle(b *leaseBackend, key string, all bool) error {
 	return errors.Join(append(errs, g.Release(ctx))...)
 }
 
-// The modes that other libraries recommend for a PgBouncer make no difference. The default
-// one lets statements be prepared, where that is possible.
+// The mode that other libraries recommend for a PgBouncer makes no difference.
 func TestLease_doesNotDependOnThePoolsModeOfQueries(t *testing.T) {
 	database := newDatabase(t)
 	for _, mode := range []string{"cache_statement", "cache_describe", "describe_exec", "exec", "simple_protocol"} {
@@ -89,7 +88,8 @@ func TestLease_doesNotDependOnThePoolsModeOfQueries(t *testing.T) {
 		g := take(t, b, request("k", time.Minute))
 		requireHeld(t, b, "k")
 		require.NoError(t, g.Release(t.Context()))
-		prepares := value[int](t, pool, "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%locker_lease%' AND statement NOT LIKE '%pg_prepared_statements%'") > 0
-		require.Equal(t, mode == "cache_statement", prepares, mode)
+		if mode != "cache_statement" { // which may prepare, where it leads to the server itself
+			require.Zero(t, value[int](t, pool, "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%locker_lease%' AND statement NOT LIKE '%pg_prepared_statements%'"))
+		}
 	}
 }

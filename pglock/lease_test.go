@@ -186,9 +186,8 @@ func TestLease_isTakenOverWhenItIsOver(t *testing.T) { // C113, G3
 
 // A dump with live leases in it does not lock anything for ever.
 func TestLease_aCopyOfTheTableIsFreeWhenItsLeasesAreOver(t *testing.T) { // C113
-	b := newLease(t)
+	b, other := newLease(t), newLease(t)
 	g := take(t, b, request("k", time.Second))
-	other := newLease(t)
 	rows, err := b.pool.Query(t.Context(), "SELECT key, holder, token, expires_at FROM locker_lease")
 	require.NoError(t, err)
 	copied, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) ([]any, error) { return row.Values() })

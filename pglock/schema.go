@@ -42,18 +42,6 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// statement is what is sent of an SQL file: without its comments, and with name for what
-// the file calls plain.
-func statement(file, plain string, name pgx.Identifier) string {
-	var lines []string
-	for line := range strings.Lines(file) {
-		if text := strings.TrimSpace(line); text != "" && !strings.HasPrefix(text, "--") {
-			lines = append(lines, strings.TrimRight(line, "\n"))
-		}
-	}
-	return strings.ReplaceAll(strings.Join(lines, "\n"), plain, name.Sanitize())
-}
-
 // object is something in the database that a backend needs.
 type object struct {
 	kind    string // "table" or "sequence"
@@ -120,7 +108,7 @@ func prepare(ctx context.Context, db querier, create bool, objects ...object) er
 		micros   int64
 		readOnly bool
 	)
-	row := db.QueryRow(ctx, statement(serverSQL, "", nil), pgx.QueryExecModeExec)
+	row := db.QueryRow(ctx, text(serverSQL), pgx.QueryExecModeExec)
 	if err := row.Scan(&version, &standby, &encoding, &micros, &readOnly); err != nil {
 		return failed(err)
 	}
@@ -178,7 +166,7 @@ func (o object) check(ctx context.Context, db querier, ddl string) error {
 		keyed, ordered             bool
 		withheld                   []string
 	)
-	row := db.QueryRow(ctx, statement(objectSQL, "", nil), pgx.QueryExecModeExec, o.name.Sanitize(), o.rights)
+	row := db.QueryRow(ctx, text(objectSQL), pgx.QueryExecModeExec, o.name.Sanitize(), o.rights)
 	err := row.Scan(&kind, &persistence, &columns, &keyed, &ordered, &withheld)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
