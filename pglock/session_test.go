@@ -276,6 +276,7 @@ func TestSessions_oneThatLostItsClientIsEndedWhateverTheRoleBecomes(t *testing.T
 		t.Run(mode, func(t *testing.T) {
 			var way faultnet.Network
 			t.Cleanup(way.Close)
+			t.Cleanup(way.Close)
 			b := open(t, connect(t, url, func(cfg *pgxpool.Config) { cfg.ConnConfig.DialFunc = way.Dial }))
 			g := take(t, b, request("k", time.Minute))
 			way.Strand() // so the server hears of no end

@@ -16,6 +16,7 @@ import (
 // one is not the loss of what the attempt gets.
 func TestSolos_anIdleSessionThatHasLostItsServerIsNoLoss(t *testing.T) { // G7, H3
 	network := new(faultnet.Network)
+	t.Cleanup(network.Close)
 	pool := connect(t, newDatabase(t), func(cfg *pgxpool.Config) { cfg.ConnConfig.DialFunc = network.Dial })
 	l, err := NewRow(t.Context(), pool, &RowConfig{Create: true})
 	require.NoError(t, err)
