@@ -261,7 +261,8 @@ func (c *connector) tokens(ctx context.Context, name pgx.Identifier, clock, crea
 			return "", err
 		}
 		regclass := literal(name.Sanitize()) + "::regclass"
-		made := db.QueryRow(ctx, "SELECT seqstart FROM pg_sequence WHERE seqrelid = "+regclass, pgx.QueryExecModeExec)
+		made := db.QueryRow(ctx, "SELECT CASE WHEN seqstart <= extract(epoch FROM clock_timestamp()) * 1000000 THEN seqstart ELSE 0 END "+
+			"FROM pg_sequence WHERE seqrelid = "+regclass, pgx.QueryExecModeExec)
 		return "nextval(" + regclass + ")", failed(made.Scan(&c.sequenceMade))
 	}
 	if err := prepare(ctx, db, create, others...); err != nil {

@@ -39,8 +39,7 @@ func TestRestart_nothingIsGrantedUntilTheHoldersOfBeforeKnow(t *testing.T) { // 
 		if err == nil {
 			require.NoError(t, g.Release(t.Context()))
 		}
-		var up time.Duration
-		up = time.Duration(value[float64](t, pool, `SELECT extract(epoch FROM clock_timestamp() -
+		up := time.Duration(value[float64](t, pool, `SELECT extract(epoch FROM clock_timestamp() -
 			greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_archiver)))::float8`) * float64(time.Second))
 		return up, err
 	}
