@@ -67,7 +67,7 @@ func TestOpen_takesTheParametersOfARowLocker(t *testing.T) {
 func TestOpen_takesTokensFromTheClock(t *testing.T) { // G3
 	for _, mode := range []string{"advisory", "row"} {
 		database := newDatabase(t)
-		l := openURL(t, database+"&locker_create=true&locker_token=clock&locker_mode="+mode)
+		l := openURL(t, database+"&locker_create=true&locker_token=clock&ttl=1s&locker_mode="+mode) // the server may be young
 		require.True(t, infoOf(l).Can.Has(locker.CapClockToken), mode)
 		before := time.Now().UnixMicro()
 		k := acquire(t, l, "k")
