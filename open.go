@@ -170,7 +170,7 @@ func takeConfig(u *url.URL, cfg *Config) error {
 			return err
 		}
 		q.Del("ttl")
-		u.RawQuery = q.Encode()
+		u.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20") // a plus is a space to some drivers only
 	}
 	return nil
 }

@@ -30,14 +30,14 @@ func TestConformance_advisory(t *testing.T) { // C93, C94, C96, C104
 
 // Each waiter has a session, and a place in the server's line.
 func TestConformance_blocked(t *testing.T) { // C56, C106
-	(&store{start: direct, names: advisoryNames, only: of("G4|H5|R3|W[135]|House/(nothing|goroutines$)"), open: func(ctx context.Context, pool, _ *pgxpool.Pool) (locker.Locker, error) {
+	(&store{start: direct, names: advisoryNames, only: of("G4/lost|H5|R3|W1/[^n]|W[35]|House/nothing"), open: func(ctx context.Context, pool, _ *pgxpool.Pool) (locker.Locker, error) {
 		return New(ctx, pool, &Config{Create: true, BlockedWaiters: true, RestartGrace: conformance.DefaultTTL})
 	}}).run(t)
 }
 
 // Each lock and each waiter has a session, and the lock a transaction.
 func TestConformance_row(t *testing.T) { // C56, C106
-	(&store{start: direct, names: rowNames, only: of("G[14]|G3/token|H2/(err|server|stopped)|H5|R[13]|W[135]|House/(nothing|goroutines$)"), open: func(ctx context.Context, pool, _ *pgxpool.Pool) (locker.Locker, error) {
+	(&store{start: direct, names: rowNames, only: of("G1/(lock|proc)|G4|G3/token$|H2/(server|stopped)|H5|R1/(twice|forced)|R3|W1/(kil|exp|los)|W[35]|House/nothing"), open: func(ctx context.Context, pool, _ *pgxpool.Pool) (locker.Locker, error) {
 		return NewRow(ctx, pool, &RowConfig{Create: true, RestartGrace: conformance.DefaultTTL})
 	}}).run(t)
 }
@@ -50,13 +50,13 @@ func TestConformance_lease(t *testing.T) { // C110, C113, C114
 // that goes to the server itself.
 func TestConformance_leaseThroughPgBouncer(t *testing.T) { // C98, C99
 	(&store{start: behind("transaction"), names: leaseNames, open: openOnLeases, ttl: conformance.DefaultTTL,
-		only: of("G1/(lockers|many|proc)|G[47]|H3|R2|W1|W4/server|K1/(ind|exact|long)")}).run(t)
+		only: of("G1/(lockers|proc)|G[47]/[^c]|R2/lost|W1/(kil|los)|W4/server|K1/(ind|long)")}).run(t)
 }
 
 // A connection's end is its session's, but for what PgBouncer has to do with it.
 func TestConformance_advisoryThroughSessionPooler(t *testing.T) { // C98
 	(&store{start: behind("session"), names: advisoryNames, open: openOnAdvisory, ttl: conformance.DefaultTTL,
-		only: of("G4|H5|R4|W1/[^n]|W4/server|House/nothing")}).run(t)
+		only: of("G4/lost|H5|R4|W1/kil|W4/server|House/nothing")}).run(t)
 }
 
 func openOnAdvisory(ctx context.Context, pool, _ *pgxpool.Pool) (locker.Locker, error) {

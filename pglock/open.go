@@ -42,7 +42,7 @@ func open(ctx context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker
 		}
 	}
 	bare := *u
-	bare.RawQuery = query.Encode()
+	bare.RawQuery = encode(query)
 	chosen := p.take("mode")
 	mode, known := modes[chosen]
 	if !known {
@@ -88,13 +88,16 @@ func unread(bare url.URL, query url.Values) error {
 	for name := range query {
 		without := maps.Clone(query)
 		without.Del(name)
-		bare.RawQuery = without.Encode()
+		bare.RawQuery = encode(without)
 		if _, err := pgxpool.ParseConfig(bare.String()); err == nil && known(name) {
 			return invalidf("the URL's query: %s is malformed", name)
 		}
 	}
 	return invalidf("the URL is none that the driver takes: it is like postgres://user@host:5432/database?sslmode=disable")
 }
+
+// encode writes a query for the driver, to whom a plus is no space.
+func encode(query url.Values) string { return strings.ReplaceAll(query.Encode(), "+", "%20") }
 
 // known reports whether the name of a parameter can be shown: it is no piece of a password.
 func known(name string) bool {
