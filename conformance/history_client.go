@@ -29,7 +29,7 @@ const (
 	noteGot     = "got"     // it has returned a lock
 	noteRefused = "refused" // it has returned an error; Held tells which kind
 	noteAlive   = "alive"   // the lock's Err was nil, asked just after At
-	noteLost    = "lost"    // it was not; At is when its Done was closed
+	noteLost    = "lost"    // it was not; after the end of a session At is when its Done was closed
 	noteRelease = "release" // Release is called
 	noteRead    = "read"    // the key's register is read; answered by a ruling
 	noteWrite   = "write"   // it is written; answered by a ruling
@@ -215,12 +215,12 @@ func (c *player) work(ctx context.Context, k locker.Lock, n int, length time.Dur
 		at := c.now()
 		if err := k.Err(); err != nil {
 			lost := note{Attempt: n, What: noteLost, At: c.now(), Key: k.Key(), Deadline: c.now.of(k.Deadline())}
-			if before := time.Duration(lostAt.Load()); before != 0 {
-				lost.At = before
-			}
 			if e, ok := errors.AsType[*locker.LostError](err); ok {
 				lost.Session = e.Reason == locker.ReasonSession
 				lost.Text = string(e.Reason)
+			}
+			if told := time.Duration(lostAt.Load()); lost.Session && told != 0 {
+				lost.At = told
 			}
 			c.say(lost)
 			return
