@@ -15,8 +15,15 @@ import (
 // postgresModes are the kinds of locks on a Postgres.
 var postgresModes = []string{"advisory", "lease", "row"}
 
-// mode is what a URL says to have that kind of locks, and to make what they need.
-func mode(name string) string { return "&locker_mode=" + name + "&locker_create=true" }
+// mode is what a URL says to have that kind of locks, and to make what they need. No lock of
+// ours lives for longer than ttl, so those of a server that has ended are over then.
+func mode(name string) string {
+	query := "&locker_mode=" + name + "&locker_create=true"
+	if name != "lease" {
+		query += "&locker_restart_grace=" + ttl.String()
+	}
+	return query
+}
 
 func (s *soak) partsOnPostgres() []part {
 	var parts []part
