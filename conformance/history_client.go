@@ -262,7 +262,11 @@ func (c *player) release(ctx context.Context, k locker.Lock, n int) {
 	defer cancel()
 	at := c.now()
 	c.say(note{Attempt: n, What: noteRelease, At: at, Key: k.Key(), Deadline: c.now.of(k.Deadline())})
-	_ = k.Release(bounded) // the claim is over whatever it says; the next acquires tell whether it was done
+	// The claim is over whatever it says; the next acquires tell whether it was done. But it
+	// may say that the session had ended already.
+	if e, ok := errors.AsType[*locker.LostError](k.Release(bounded)); ok && e.Reason == locker.ReasonSession {
+		c.say(note{Attempt: n, What: noteLost, At: at, Key: k.Key(), Session: true, Text: string(e.Reason)})
+	}
 }
 
 // pause lets d pass, or ends with ctx.
