@@ -73,7 +73,7 @@ func (r *HistoryResult) String() string {
 //   - no two claims on a key overlap: a claim lasts from the return of the acquire
 //     until its release was called, its loss was told, its own Deadline, or its
 //     process was killed, whichever was first. On a store that pushes the end of a
-//     session, which has freed the key by then, a claim that was lost with one ends 200 ms
+//     session, which has freed the key by then, a claim that was lost with one ends 50 ms
 //     before that was told (H5), in which nothing stood still or was cut off;
 //   - no lock is believed in after its own Deadline;
 //   - tokens rise in the order of the grants, where there are tokens;

@@ -142,9 +142,8 @@ func (a *archive) rule(c *claimed, n note) *ruling {
 }
 
 // pushBound is how long the end of a store's session may be on its way to those who have a
-// lock on it. The store gives their keys to others meanwhile. H5 asks for 50 ms; eight
-// clients on a busy machine are given more, and what they were told is the case's to judge.
-const pushBound = 200 * time.Millisecond
+// lock on it (H5). The store gives their keys to others meanwhile.
+const pushBound = 50 * time.Millisecond
 
 // killed notes that a process has come to its end.
 func (a *archive) killed(process int, at time.Duration) {

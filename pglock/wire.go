@@ -381,17 +381,18 @@ func (w *wire) complete() {
 	}
 	landed := w.flight
 	w.flight, w.landing, w.answered = nil, 0, time.Now()
-	undone := make(map[int64]error)
+	var undone map[int64]error
 	for _, f := range landed {
-		w.answer(f, undone)
+		undone = w.answer(f, undone)
 	}
 	w.send()
 }
 
 // answer answers the calls of a statement. undone are the errors of what was before it in
 // the flight and is to be undone, by number: whether that has had its effect is not known, so
-// what this one has done to the same number is undone with it. w.mu is held.
-func (w *wire) answer(f flown, undone map[int64]error) {
+// what this one has done to the same number is undone with it. It returns them with its own.
+// w.mu is held.
+func (w *wire) answer(f flown, undone map[int64]error) map[int64]error {
 	if f.err == nil && f.stmt.batched && len(f.rows) != len(f.calls) {
 		f.err = fmt.Errorf("pglock: %d rows for %d numbers", len(f.rows), len(f.calls))
 	}
@@ -410,6 +411,9 @@ func (w *wire) answer(f flown, undone map[int64]error) {
 		case err != nil && f.stmt.undo != nil:
 			undo := newCall(f.stmt.undo, c.number)
 			undo.after, c.err = c, err
+			if undone == nil {
+				undone = make(map[int64]error)
+			}
 			undone[c.number] = err
 			w.queue = append(w.queue, undo)
 			continue
@@ -420,6 +424,7 @@ func (w *wire) answer(f flown, undone map[int64]error) {
 		}
 		w.finish(c, err)
 	}
+	return undone
 }
 
 // finish answers a call. w.mu is held.
