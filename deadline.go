@@ -50,8 +50,8 @@ func (h *hold) shorten(lease Lease, s stamp) {
 	}
 }
 
-// sleepJitter is what two looks at the machine's sleep may differ by without any:
-// its two clocks are not read at one instant.
+// sleepJitter is what two looks at the machine's sleep may differ by without any: see
+// machineSleep.
 const sleepJitter = time.Millisecond
 
 // countSleep takes off what the machine has slept since end was set. The clock stood

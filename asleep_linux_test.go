@@ -1,0 +1,31 @@
+package locker
+
+import (
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What is taken for sleep shortens a lock for good.
+func TestMachineSleep_isNotAThreadThatHadToWait(t *testing.T) { // H2
+	stop := make(chan struct{})
+	defer close(stop)
+	for range 4 * runtime.GOMAXPROCS(0) {
+		go func() {
+			runtime.LockOSThread() // it ends with its thread
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+			}
+		}()
+	}
+	first := machineSleep()
+	for end := time.Now().Add(time.Second); time.Now().Before(end); {
+		require.InDelta(t, first, machineSleep(), float64(sleepJitter))
+	}
+}
