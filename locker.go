@@ -108,7 +108,8 @@ type Lock interface {
 	// (Done is closed, renewal has stopped), whatever the answer.
 	//
 	// It is nil once the store confirmed, and nil again when called again. It
-	// matches ErrLost if the lock had been lost, at once and without waiting. The
+	// matches ErrLost if the lock had been lost, at once and without waiting, and if
+	// its session of the store ended before that could confirm (ReasonSession). The
 	// work runs detached from ctx for at most 5 s, repeating attempts that fail;
 	// the caller waits for it until ctx ends, so that a deferred Release(ctx) works
 	// after ctx was cancelled (an already ended ctx counts as none). Any other

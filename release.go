@@ -234,13 +234,17 @@ func (c *core) releaseAgain(ctx context.Context, h *hold, w *releaseWork, err er
 func (h *hold) answered(err error) {
 	e := &h.ending
 	switch {
-	case err == nil || errors.Is(err, ErrLost) && e.unknown:
-		// "Not there" after an attempt without an answer: that one did it.
+	case err == nil:
 		e.known, e.answer = true, nil
 	case errors.Is(err, ErrLost):
+		e.known = true
 		le := lostError(err)
 		le.Key = h.req.Key
-		e.known, e.answer = true, le
+		// "Not there" after an attempt without an answer: that one did it. The end of a
+		// session says nothing about what was sent before.
+		if !e.unknown || le.Reason == ReasonSession {
+			e.answer = le
+		}
 	case !isNoEffect(err):
 		e.unknown = true
 	}

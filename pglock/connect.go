@@ -39,27 +39,36 @@ func newConnector(pool *pgxpool.Pool, grace time.Duration) *connector {
 	return c
 }
 
-// bury sees to it that the server has ended a session whose connection has ended: it may
-// not have noticed, and hold its locks for some time. It blocks until that is so, or ctx
-// ends.
-func (c *connector) bury(ctx context.Context, w *wire) error {
-	ended := (*endError)(nil)
-	if err := w.ended(); err == nil || errors.As(err, &ended) && ended.byServer {
-		return nil
+// bury sees to it that the server ends a session whose connection has ended: it may not
+// have noticed, and hold its locks for some time. It blocks until that is so, which closes
+// w.buried, or ctx ends, or for ttl, after which the server has done so by itself.
+func (c *connector) bury(ctx context.Context, w *wire, ttl time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, ttl)
+	defer cancel()
+	const most = time.Second
+	for pause := most / 50; !c.endOnServer(ctx, w); pause = min(2*pause, most) {
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
 	}
+	close(w.buried)
+}
+
+// endOnServer reports whether the server says that a session is over, after it was told to
+// end it.
+func (c *connector) endOnServer(ctx context.Context, w *wire) bool {
 	ctx, cancel := context.WithTimeout(ctx, connectBound)
 	defer cancel()
 	conn, err := c.connect(ctx)
 	if err != nil {
-		return failed(err)
+		return false
 	}
 	defer conn.Close(ctx) //nolint:errcheck // its answer is there
 	gone, err := ask(ctx, conn, asItself+"SELECT coalesce(bool_and(pg_terminate_backend(pid, 1000)), true) FROM pg_stat_activity "+
 		"WHERE pid = "+w.pid+" AND "+backendStart+" = "+literal(w.started))
-	if err == nil && gone[0] != "t" {
-		err = errors.New("pglock: the server has not ended a session that has lost its client")
-	}
-	return failed(err)
+	return err == nil && gone[0] == "t"
 }
 
 // asItself begins a query of several statements, which are one transaction. A role that

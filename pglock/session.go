@@ -202,8 +202,8 @@ func (ss *sessions) gone(at slot, o *opening, err error) {
 	// The holders know. Now the server, too, may give their keys to others.
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	if len(lost) > 0 && !ss.closed {
-		ss.running.Go(func() { _ = ss.connector.bury(ss.ctx, s.wire) })
+	if !s.over() && !ss.closed {
+		ss.running.Go(func() { ss.connector.bury(ss.ctx, s.wire, s.ttl) })
 	}
 }
 

@@ -63,18 +63,23 @@ func (g *sessionGrant) mint(c *call) (err error) {
 	return err
 }
 
-// buried is what a release comes to whose session has ended, with err: nil is an answer that
-// came before. A session that has ended before anything was sent has lost the lock, unless
-// its end is our doing. Else it is released when the server has ended the session too.
-func buried(ctx context.Context, c *connector, w *wire, err error) error {
+// afterEnd is what giving something back comes to, with err, on a session that has ended:
+// nil is an answer that came before. It blocks until the server has ended the session too,
+// but not for long: then the grant is over with its session, and the server may know that
+// only later. Without an answer it is given back by the session's end. A session that has
+// ended before anything was sent has lost it, unless its end is our doing.
+func (g *sessionGrant) afterEnd(err error) error {
 	if err == nil {
 		return nil
 	}
-	if err := c.bury(ctx, w); err != nil {
-		return err
+	t := time.NewTimer(stuckAfter)
+	defer t.Stop()
+	select {
+	case <-g.w.buried:
+		if !errors.Is(err, errNotSent) || errors.Is(err, locker.ErrClosed) {
+			return nil
+		}
+	case <-t.C:
 	}
-	if errors.Is(err, errNotSent) && !errors.Is(err, locker.ErrClosed) {
-		return &locker.LostError{Reason: locker.ReasonSession, Err: err}
-	}
-	return nil
+	return &locker.LostError{Reason: locker.ReasonSession, Err: err}
 }

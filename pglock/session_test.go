@@ -264,33 +264,75 @@ func TestSessions_oneThatLostItsClientIsEndedWhateverTheRoleBecomes(t *testing.T
 	exec(t, admin, "GRANT "+quoted(owner)+" TO "+quoted(app))
 	exec(t, admin, "GRANT CREATE ON SCHEMA public TO "+quoted(owner))
 	exec(t, admin, "ALTER ROLE "+quoted(app)+" SET role = "+literal(owner))
-	for mode, open := range map[string]func(*testing.T, *pgxpool.Pool) locker.Backend{
-		"advisory": func(t *testing.T, p *pgxpool.Pool) locker.Backend { return advisoryOn(t, p, Config{}) },
-		"row": func(t *testing.T, p *pgxpool.Pool) locker.Backend {
-			b, err := newRow(t.Context(), p, &RowConfig{Create: true})
-			require.NoError(t, err)
-			t.Cleanup(func() { require.NoError(t, b.Close(context.Background())) })
-			return b
-		},
-	} {
+	for mode, open := range onSessions {
 		t.Run(mode, func(t *testing.T) {
 			var way faultnet.Network
 			t.Cleanup(way.Close)
-			t.Cleanup(way.Close)
 			b := open(t, connect(t, url, func(cfg *pgxpool.Config) { cfg.ConnConfig.DialFunc = way.Dial }))
 			g := take(t, b, request("k", time.Minute))
-			way.Strand() // so the server hears of no end
-			var w *wire
-			switch g := g.(type) {
-			case *grant:
-				w = g.s.wire
-			case *soloGrant:
-				w = g.s.wire
-			}
-			_ = w.conn.Close()
-			require.Eventually(t, func() bool { return w.ended() != nil }, soon, time.Millisecond)
-			_ = g.Release(t.Context())
+			lose(t, &way, g)
+			requireLost(t, g.Release(t.Context()), locker.ReasonSession)
 			requireFree(t, b, "k")
 		})
 	}
+}
+
+// What has lost its client may hold its locks for as long as they live. It is ended as soon
+// as the server can be reached, whether or not somebody waits for it.
+func TestSessions_oneThatLostItsClientIsEndedWhenTheNetworkIsBack(t *testing.T) { // R1, R2, G4
+	database := newDatabase(t)
+	for mode, open := range onSessions {
+		t.Run(mode, func(t *testing.T) {
+			for name, release := range map[string]bool{"held": false, "released": true} {
+				t.Run(name, func(t *testing.T) {
+					var way faultnet.Network
+					t.Cleanup(way.Close)
+					b := open(t, connect(t, database, func(cfg *pgxpool.Config) { cfg.ConnConfig.DialFunc = way.Dial }))
+					other := open(t, connect(t, database))
+					g := take(t, b, request(name, time.Minute))
+					way.Set(faultnet.Refused)
+					lose(t, &way, g)
+					if release {
+						start := time.Now()
+						requireLost(t, g.Release(t.Context()), locker.ReasonSession)
+						require.Less(t, time.Since(start), connectBound)
+					}
+					refused := way.Hits()
+					require.Eventually(t, func() bool { return way.Hits() > refused+2 }, soon, time.Millisecond, "it tries again")
+					requireHeld(t, other, name)
+					way.Set(faultnet.None)
+					require.Eventually(t, func() bool {
+						g, err := other.TryAcquire(t.Context(), request(name, time.Minute))
+						return err == nil && g.Release(t.Context()) == nil
+					}, soon, 10*time.Millisecond)
+				})
+			}
+		})
+	}
+}
+
+// onSessions are the backends whose locks are a session's.
+var onSessions = map[string]func(*testing.T, *pgxpool.Pool) locker.Backend{
+	"advisory": func(t *testing.T, p *pgxpool.Pool) locker.Backend { return advisoryOn(t, p, Config{}) },
+	"row": func(t *testing.T, p *pgxpool.Pool) locker.Backend {
+		b, err := newRow(t.Context(), p, &RowConfig{Create: true})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, b.Close(context.Background())) })
+		return b
+	},
+}
+
+// lose ends the connection of a grant's session without the server's hearing of it.
+func lose(t *testing.T, way *faultnet.Network, g locker.Grant) {
+	t.Helper()
+	way.Strand()
+	var w *wire
+	switch g := g.(type) {
+	case *grant:
+		w = g.w
+	case *soloGrant:
+		w = g.w
+	}
+	_ = w.conn.Close()
+	require.Eventually(t, func() bool { return w.ended() != nil }, soon, time.Millisecond)
 }

@@ -32,8 +32,9 @@ type solo struct {
 	spared bool // it was idle for a time
 
 	// Guarded by solos.mu.
-	grant    *soloGrant // nil: none that can be lost
-	stranded bool       // given up before there was an answer: so nobody has lost anything
+	grant    *soloGrant    // nil: none that can be lost
+	ttl      time.Duration // of the latest one, until it is given back; or 0
+	stranded bool          // given up before there was an answer: so nobody has lost anything
 }
 
 const (
@@ -118,6 +119,7 @@ func (ss *solos) open() (*solo, error) {
 func (ss *solos) giveBack(s *solo) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
+	s.ttl = 0
 	if ss.closed || len(ss.spare) >= maxSpare || s.ended() != nil {
 		s.close()
 		return
@@ -178,7 +180,9 @@ func (ss *solos) ask(ctx context.Context, newCall func() *call) (*call, error) {
 func (ss *solos) hold(s *solo, g *soloGrant) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	s.grant = g
+	if s.grant = g; g != nil {
+		s.ttl = g.ttl
+	}
 }
 
 // gone takes note of a session's end.
@@ -188,17 +192,14 @@ func (ss *solos) gone(s *solo, err error) {
 	g, stranded := s.grant, s.stranded
 	s.grant = nil
 	ss.mu.Unlock()
-	if g == nil {
-		return
-	}
-	if !stranded { // else the same request may have its lock on another session by now
+	if g != nil && !stranded { // else the same request may have its lock on another session by now
 		ss.report(g.key, g.owner, &locker.LostError{Reason: locker.ReasonSession, Err: err})
 	}
 	// The holder knows. Now the server, too, may give the key to others.
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	if !ss.closed {
-		ss.running.Go(func() { _ = ss.connector.bury(ss.ctx, s.wire) })
+	if s.ttl > 0 && !s.over() && !ss.closed {
+		ss.running.Go(func() { ss.connector.bury(ss.ctx, s.wire, s.ttl) })
 	}
 }
 
@@ -259,9 +260,9 @@ func (g *soloGrant) Release(ctx context.Context) error {
 	case !got && g.s.ended() == nil:
 		return nil // nothing was taken
 	case !got:
-		return g.ss.connector.bury(ctx, g.s.wire)
+		return g.afterEnd(g.s.ended())
 	case g.s.ended() == nil:
 		return nil // a transaction whose commit fails is over too
 	}
-	return buried(ctx, g.ss.connector, g.s.wire, g.giving.err)
+	return g.afterEnd(g.giving.err)
 }

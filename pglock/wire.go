@@ -90,6 +90,8 @@ type wire struct {
 	born        time.Time
 	serverStart int64
 
+	buried chan struct{} // closed when the session is over on the server too
+
 	// The hooks are called by the reader, without mu. They must not block.
 	onEnd    func(err error)     // once
 	onNotify func(number string) // with each notification
@@ -103,6 +105,7 @@ type wire struct {
 	prepared map[string]bool // statements that the server knows, or is being told of
 	err      error           // the wire has ended
 	closing  bool            // by us
+	parted   bool            // and the server was told, when it owed nothing
 	thens    []func()        // to be called when mu is free
 }
 
@@ -128,7 +131,7 @@ func newWire(c *pgconn.PgConn, pid, started string) (*wire, error) {
 		return nil, err
 	}
 	return &wire{
-		conn: h.Conn, front: h.Frontend, pid: pid, started: started,
+		conn: h.Conn, front: h.Frontend, pid: pid, started: started, buried: make(chan struct{}),
 		answered: time.Now(), prepared: make(map[string]bool),
 	}, nil
 }
@@ -210,6 +213,16 @@ func (w *wire) ended() error {
 	return w.err
 }
 
+// over reports whether the session is known to be over on the server.
+func (w *wire) over() bool {
+	select {
+	case <-w.buried:
+		return true
+	default:
+		return false
+	}
+}
+
 // close ends the connection, without waiting for the server. run returns soon.
 func (w *wire) close() {
 	w.mu.Lock()
@@ -221,7 +234,7 @@ func (w *wire) close() {
 	if w.err == nil && len(w.flight) == 0 {
 		_ = w.conn.SetWriteDeadline(time.Now().Add(writeBound / 5))
 		w.front.Send(&pgproto3.Terminate{})
-		_ = w.front.Flush()
+		w.parted = w.front.Flush() == nil
 	}
 	_ = w.conn.Close()
 }
@@ -458,6 +471,9 @@ func (w *wire) end(err error, fatal *pgconn.PgError) {
 		ended.err = locker.ErrClosed
 	}
 	w.err = ended
+	if ended.byServer || w.parted {
+		close(w.buried)
+	}
 	fail := func(c *call, err error) {
 		if c.after != nil {
 			c = c.after
