@@ -23,7 +23,7 @@ import (
 	"github.com/go-locker/locker/internal/testenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(testenv.Ended)) }
 
 // soon is how long a test waits for what is due at once.
 const soon = 5 * time.Second

@@ -26,10 +26,11 @@ func startReplicated(t *testing.T) (master, replica *testenv.Redis) {
 	return master, replica
 }
 
-// replicated makes a backend that waits for one replica.
+// replicated makes a backend that waits for one replica, for longer than a busy machine
+// takes to acknowledge anything.
 func replicated(t *testing.T, rdb redis.UniversalClient) *backend {
 	t.Helper()
-	b, err := newBackend(rdb, &Config{Replicas: 1, ReplicaTimeout: 200 * time.Millisecond})
+	b, err := newBackend(rdb, &Config{Replicas: 1, ReplicaTimeout: time.Second})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close(context.Background())) })
 	return b
@@ -119,7 +120,7 @@ func TestReplicas_aGrantThatTooFewHaveIsRefusedAndUndone(t *testing.T) { // C89
 		require.NotErrorIs(t, err, locker.ErrHeld)
 		require.False(t, b.isPermanent(err))
 		require.Zero(t, admin.Exists(context.Background(), "k").Val())
-		require.Less(t, took, 2*time.Second)
+		require.Less(t, took, 2500*time.Millisecond)
 	}
 	refused(b, time.Minute)
 	refused(patient, 30*time.Millisecond) // not longer than the lease is worth

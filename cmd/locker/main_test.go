@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -42,7 +44,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 		os.Exit(1)
 	}
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+	if signal.Ignored(syscall.SIGHUP) { // by nohup, as what is started here would be; what is caught is not handed on
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	}
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(testenv.Ended), goleak.Cleanup(func(code int) {
 		_ = os.RemoveAll(dir)
 		os.Exit(code)
 	}))

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/internal/testenv"
 	"github.com/go-locker/locker/memlock"
 )
 
@@ -20,7 +21,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(taskEnv) != "" {
 		main() // as an instance: TestProcesses started it
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(testenv.Ended))
 }
 
 // playInMemory plays p in this process, in the bubble's time.
