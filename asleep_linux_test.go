@@ -2,6 +2,7 @@ package locker
 
 import (
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -10,17 +11,13 @@ import (
 
 // What is taken for sleep shortens a lock for good.
 func TestMachineSleep_isNotAThreadThatHadToWait(t *testing.T) { // H2
-	stop := make(chan struct{})
-	defer close(stop)
+	var done atomic.Bool
+	defer done.Store(true)
 	for range 4 * runtime.GOMAXPROCS(0) {
 		go func() {
 			runtime.LockOSThread() // it ends with its thread
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
+			for !done.Load() {
+				continue
 			}
 		}()
 	}
