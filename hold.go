@@ -36,6 +36,16 @@ type hold struct {
 
 var _ Lock = (*hold)(nil)
 
+// GrantOf is the grant in the store behind a lock of New's Locker, for packages that know
+// their own backend's grants. It is nil for another lock. The Locker renews and releases it;
+// nobody else may.
+func GrantOf(k Lock) Grant {
+	if h, ok := k.(*hold); ok {
+		return h.grant
+	}
+	return nil
+}
+
 // adopt makes the call's grant a hold, which takes over the line from its leader.
 // A grant that came too late, or after Close, is given back, and the call leads on.
 func (c *core) adopt(ln *line, cl *call, g Grant) (*hold, error) {

@@ -1,0 +1,162 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-locker/locker"
+)
+
+const (
+	maxPrefixBytes = 512
+	maxSpread      = 64
+)
+
+// Config configures a Locker. A nil *Config stands for the defaults.
+type Config struct {
+	locker.Config
+
+	// Prefix begins the names of all locks: see Name. Lockers exclude each other if it is
+	// the same; no other key of the store, and no other prefix, must begin with it.
+	// It is valid UTF-8 without NUL, of at most 512 bytes. Nil: DefaultPrefix.
+	Prefix *string
+
+	// Leases is over how many leases the locks are spread, by their keys: one that is lost
+	// takes its locks with it. Zero: 1. At most 64. Each TTL has leases of its own.
+	Leases int
+}
+
+// New returns a Locker on client, which it never closes. It does no I/O. Bad settings are
+// locker.ErrInvalid.
+func New(client *clientv3.Client, cfg *Config) (locker.Locker, error) {
+	return newLocker(client, cfg, nil)
+}
+
+// newLocker is New for a client that owned closes.
+func newLocker(client *clientv3.Client, cfg *Config, owned func() error) (locker.Locker, error) {
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	b, err := newBackend(client, cfg)
+	if err != nil {
+		return nil, err
+	}
+	b.owned = owned
+	return locker.New(b, &cfg.Config)
+}
+
+// NewBackend returns the Backend of New, for wrapping it. It makes no use of the embedded
+// locker.Config.
+func NewBackend(client *clientv3.Client, cfg *Config) (locker.Backend, error) {
+	if cfg == nil {
+		cfg = &Config{}
+	}
+	b, err := newBackend(client, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// backend implements locker.Backend.
+type backend struct {
+	client *clientv3.Client
+	prefix string
+	spread int
+	owned  func() error // closes the client, if Open made it
+	report func(key, owner string, err error)
+
+	requester
+	crew   crew
+	ctx    context.Context // ends with the backend
+	cancel context.CancelFunc
+	last   context.Context // for what ends the leases, which comes after that
+	finish context.CancelFunc
+
+	mu     sync.Mutex
+	leases map[slot]*opening   // that take new locks
+	all    map[*lease]struct{} // that have not ended
+	closed bool
+}
+
+var (
+	_ locker.Backend      = (*backend)(nil)
+	_ locker.Queuer       = (*backend)(nil)
+	_ locker.BatchRenewer = (*backend)(nil)
+	_ locker.LossPusher   = (*backend)(nil)
+	_ locker.Inspector    = (*backend)(nil)
+	_ locker.Closer       = (*backend)(nil)
+)
+
+func newBackend(client *clientv3.Client, cfg *Config) (*backend, error) {
+	prefix := DefaultPrefix
+	if cfg.Prefix != nil {
+		prefix = *cfg.Prefix
+	}
+	switch {
+	case client == nil:
+		return nil, invalidf("no etcd client")
+	case cfg.Leases < 0 || cfg.Leases > maxSpread:
+		return nil, invalidf("%d leases: between 1 and %d are possible, and 0 stands for 1", cfg.Leases, maxSpread)
+	case len(prefix) > maxPrefixBytes:
+		return nil, invalidf("prefix of %d bytes, at most %d are allowed", len(prefix), maxPrefixBytes)
+	case !utf8.ValidString(prefix):
+		return nil, invalidf("prefix %q is not valid UTF-8", prefix)
+	case strings.ContainsRune(prefix, 0):
+		return nil, invalidf("prefix %q contains a NUL byte", prefix)
+	}
+	b := &backend{
+		client: client, requester: requester{conn: client.ActiveConnection}, prefix: prefix, spread: max(cfg.Leases, 1),
+		report: func(string, string, error) {}, leases: make(map[slot]*opening), all: make(map[*lease]struct{}),
+	}
+	b.ctx, b.cancel = context.WithCancel(context.Background())
+	b.last, b.finish = context.WithCancel(context.Background())
+	return b, nil
+}
+
+func invalidf(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{locker.ErrInvalid}, args...)...)
+}
+
+// Info implements locker.Backend. etcd counts leases in seconds. With its usual timing (an
+// election after a second) it gives none of less than two: with another one the lock's TTL
+// tells.
+func (b *backend) Info() locker.Info {
+	return locker.Info{
+		Name: "etcd",
+		Can: locker.CapExclusive | locker.CapToken | locker.CapHolder | locker.CapWakeUp | locker.CapFIFO |
+			locker.CapPushLoss | locker.CapExpiry | locker.CapInterop | locker.CapInspect,
+		Unit: time.Second, MinTTL: 2 * time.Second,
+		Deadlines: true, Multiplexed: true,
+	}
+}
+
+// OnLoss implements locker.LossPusher.
+func (b *backend) OnLoss(report func(key, owner string, err error)) { b.report = report }
+
+// Close implements locker.Closer. It ends all leases.
+func (b *backend) Close(ctx context.Context) error {
+	b.mu.Lock()
+	b.closed = true
+	live := slices.Collect(maps.Keys(b.all))
+	b.mu.Unlock()
+	for _, l := range live {
+		l.end(locker.ErrClosed)
+	}
+	b.cancel()
+	err := b.crew.goHome(ctx)
+	b.finish()
+	if b.owned != nil {
+		err = errors.Join(err, b.owned())
+	}
+	return err
+}

@@ -1,0 +1,403 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
+
+	"github.com/go-locker/locker"
+)
+
+// lease carries the entries of many locks, and of waiters. It is kept alive by whatever
+// renews one of them.
+type lease struct {
+	b     *backend
+	id    clientv3.LeaseID
+	asked time.Duration // the lifetime that was asked for
+	ttl   time.Duration // and what the server gave
+
+	ctx    context.Context // ends with the lease
+	cancel context.CancelFunc
+
+	mu       sync.Mutex
+	base     time.Time           // when the last request was sent that has refreshed it
+	refresh  *refresh            // on its way
+	entries  map[*entry]struct{} // what stands in the store, or may
+	places   int                 // those of them that wait
+	tended   bool                // somebody keeps it alive for them
+	idle     *time.Timer         // ends it when it has had no entries for some time
+	resigned bool                // it takes no new entries, and ends with its last one
+	err      error               // it has ended
+}
+
+// entry is what a lock, or a waiter, is in the store.
+type entry struct {
+	l      *lease
+	name   string // the key in etcd: nobody else has one of this name
+	key    string
+	owner  string
+	holder string
+
+	place *place // of a waiter
+
+	mu  sync.Mutex
+	rev int64 // at which it was created; 0: not known
+}
+
+// refresh is one request that keeps a lease alive.
+type refresh struct {
+	done chan struct{}
+	err  error
+}
+
+// idleFor is for how long a lease without entries is kept for the next one.
+const idleFor = time.Minute
+
+// newLease makes a lease, and the entry by which its end is seen. It blocks for two requests.
+func (b *backend) newLease(ctx context.Context, ttl time.Duration) (*lease, error) {
+	sent := time.Now()
+	granted, err := send(ctx, &b.requester, func(ctx context.Context) (*clientv3.LeaseGrantResponse, error) {
+		return b.client.Grant(ctx, int64(ttl/time.Second))
+	})
+	if err != nil {
+		return nil, failed(err)
+	}
+	l := &lease{
+		b: b, id: granted.ID, asked: ttl, ttl: time.Duration(granted.TTL) * time.Second,
+		base: sent, entries: make(map[*entry]struct{}),
+	}
+	l.ctx, l.cancel = context.WithCancel(b.ctx)
+	if !b.enter(l) {
+		l.revoke()
+		return nil, locker.Permanent(locker.ErrClosed)
+	}
+	put, err := send(ctx, &b.requester, func(ctx context.Context) (*clientv3.PutResponse, error) {
+		return b.client.Put(ctx, l.sentinel(), "", clientv3.WithLease(l.id))
+	})
+	if err != nil {
+		l.end(failed(err))
+		return nil, failed(err)
+	}
+	b.crew.start(func() { l.watch(put.Header.Revision + 1) })
+	return l, nil
+}
+
+func (l *lease) sentinel() string { return l.b.sentinel(strconv.FormatInt(int64(l.id), 16)) }
+
+var errEnded = errors.New("etcdlock: the lease has ended")
+
+// watch ends the lease as soon as the server has: then its sentinel goes. It returns when
+// the lease has ended.
+func (l *lease) watch(from int64) {
+	for l.ctx.Err() == nil {
+		ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(l.ctx))
+		for r := range l.b.client.Watch(ctx, l.sentinel(), clientv3.WithRev(from), clientv3.WithFilterPut()) {
+			if len(r.Events) > 0 {
+				l.end(errEnded)
+			}
+		}
+		cancel()
+		// The watch has ended, of which its client has no more to say: a member without a
+		// leader, a revision that was compacted.
+		if !pause(l.ctx, rewatchAfter) {
+			return
+		}
+		seen, err := send(l.ctx, &l.b.requester, func(ctx context.Context) (*clientv3.GetResponse, error) {
+			return l.b.client.Get(ctx, l.sentinel(), clientv3.WithCountOnly())
+		})
+		switch {
+		case err != nil:
+		case seen.Count == 0:
+			l.end(errEnded)
+		default:
+			from = seen.Header.Revision + 1
+		}
+	}
+}
+
+// rewatchAfter is the pause before a watch that the server has ended is made anew.
+const rewatchAfter = 50 * time.Millisecond
+
+// pause waits for d and reports whether ctx let it.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// since is when the lease was refreshed last. A machine that has slept since did not count
+// that, and its other clock did.
+func (l *lease) since() time.Time {
+	l.mu.Lock()
+	base := l.base
+	l.mu.Unlock()
+	now := time.Now()
+	slept := now.Round(0).Sub(base.Round(0)) - now.Sub(base)
+	return base.Add(-max(slept, 0))
+}
+
+// ended is why the lease has ended, or nil.
+func (l *lease) ended() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+// lost is the error for what stood on a lease that has ended; else nil.
+func (l *lease) lost() error {
+	if err := l.ended(); err != nil {
+		return &locker.LostError{Reason: locker.ReasonSession, Err: err}
+	}
+	return nil
+}
+
+// fresh sees to it that what is put on the lease now lives for most of its lifetime.
+func (l *lease) fresh(ctx context.Context) error {
+	if time.Since(l.since()) < l.ttl/3 {
+		return nil
+	}
+	return l.keepAlive(ctx)
+}
+
+// keepAlive refreshes the lease. Who comes while a request is under way waits for that one.
+func (l *lease) keepAlive(ctx context.Context) error {
+	l.mu.Lock()
+	r := l.refresh
+	if r == nil && l.err == nil {
+		r = &refresh{done: make(chan struct{})}
+		if !l.b.crew.start(func() { l.send(r) }) {
+			r = nil
+		}
+		l.refresh = r
+	}
+	l.mu.Unlock()
+	if r == nil {
+		return locker.ErrClosed // or the lease has ended, as its entries are told
+	}
+	select {
+	case <-r.done:
+		return r.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// send makes one request. The client's own KeepAliveOnce repeats it without a pause while
+// there is no server.
+func (l *lease) send(r *refresh) {
+	sent := time.Now()
+	answer, err := send(l.ctx, &l.b.requester, func(ctx context.Context) (*pb.LeaseKeepAliveResponse, error) {
+		stream, err := pb.NewLeaseClient(l.b.client.ActiveConnection()).LeaseKeepAlive(ctx, grpc.WaitForReady(false))
+		if err != nil {
+			return nil, err
+		}
+		if err := stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(l.id)}); err != nil {
+			return nil, err
+		}
+		return stream.Recv()
+	})
+	if err == nil && answer.TTL <= 0 {
+		err = rpctypes.ErrLeaseNotFound
+	}
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		l.end(errEnded)
+		err = l.lost()
+	}
+	l.mu.Lock()
+	if err == nil {
+		l.base = sent
+	}
+	l.refresh = nil
+	resigned := l.resigned
+	l.mu.Unlock()
+	if err == nil && resigned {
+		l.b.crew.start(l.sweep)
+	}
+	r.err = failed(err)
+	close(r.done)
+}
+
+// add notes an entry before it is put into the store.
+func (l *lease) add(e *entry) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil || l.resigned {
+		return errEnded
+	}
+	if l.idle != nil {
+		l.idle.Stop()
+	}
+	l.entries[e] = struct{}{}
+	if e.place != nil {
+		l.places++
+		l.tended = l.tended || l.b.crew.start(l.tend)
+	}
+	return nil
+}
+
+// remove notes that an entry is not in the store any more.
+func (l *lease) remove(e *entry) {
+	l.mu.Lock()
+	_, there := l.entries[e]
+	delete(l.entries, e)
+	if there && e.place != nil {
+		l.places--
+	}
+	done := l.resigned && len(l.entries) == 0 && l.err == nil
+	if len(l.entries) == 0 && l.err == nil && l.ttl > idleFor {
+		// A shorter one ends by itself.
+		if l.idle == nil {
+			l.idle = time.AfterFunc(idleFor, l.retire)
+		} else {
+			l.idle.Reset(idleFor)
+		}
+	}
+	l.mu.Unlock()
+	if done {
+		l.end(errEnded)
+	}
+}
+
+// sweep removes what has arrived on a lease after it was given up: nobody knows of it.
+func (l *lease) sweep() {
+	known := map[string]bool{l.sentinel(): true}
+	l.mu.Lock()
+	for e := range l.entries {
+		known[e.name] = true
+	}
+	l.mu.Unlock()
+	seen, err := send(l.ctx, &l.b.requester, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+		return l.b.client.TimeToLive(ctx, l.id, clientv3.WithAttachedKeys())
+	})
+	if err != nil {
+		return // again at the next refresh
+	}
+	for _, name := range seen.Keys {
+		if !known[string(name)] {
+			_, _ = send(l.ctx, &l.b.requester, func(ctx context.Context) (*clientv3.DeleteResponse, error) {
+				return l.b.client.Delete(ctx, string(name))
+			})
+		}
+	}
+}
+
+// retire ends the lease if it still has no entries.
+func (l *lease) retire() {
+	l.mu.Lock()
+	idle := len(l.entries) == 0
+	l.mu.Unlock()
+	if idle {
+		l.resign()
+	}
+}
+
+// busy reports whether there are entries on the lease.
+func (l *lease) busy() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.entries) > 0
+}
+
+// served notes that a waiter has become a holder.
+func (l *lease) served(e *entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e.place != nil {
+		e.place = nil
+		l.places--
+	}
+}
+
+// tend keeps the lease alive as long as somebody waits: nobody else renews a waiter.
+func (l *lease) tend() {
+	for {
+		if !pause(l.ctx, max(l.ttl/3-time.Since(l.since()), l.ttl/20)) {
+			return
+		}
+		l.mu.Lock()
+		l.tended = l.places > 0
+		waits := l.tended
+		l.mu.Unlock()
+		if !waits {
+			return
+		}
+		_ = l.fresh(l.ctx) // else again
+	}
+}
+
+// resign takes the lease out of service: what was sent last may yet arrive, and only the end
+// of the lease is sure to end that too.
+func (l *lease) resign() {
+	l.mu.Lock()
+	l.resigned = true
+	done := len(l.entries) == 0
+	l.mu.Unlock()
+	l.b.forget(l)
+	if done {
+		l.end(errEnded)
+	}
+}
+
+// end takes note of the lease's end, which is that of all that stands on it, and sees to it
+// that it has ended in the store too.
+func (l *lease) end(err error) {
+	l.mu.Lock()
+	if l.err != nil {
+		l.mu.Unlock()
+		return
+	}
+	l.err = err
+	var held []*entry
+	var waiting []*place
+	for e := range l.entries {
+		if e.place != nil {
+			waiting = append(waiting, e.place)
+		} else {
+			held = append(held, e)
+		}
+	}
+	l.entries = nil
+	if l.idle != nil {
+		l.idle.Stop()
+	}
+	l.mu.Unlock()
+	l.cancel()
+	l.b.forget(l)
+	l.b.leave(l)
+	for _, e := range held {
+		l.b.report(e.key, e.owner, &locker.LostError{Reason: locker.ReasonSession, Err: err})
+	}
+	for _, p := range waiting {
+		p.call()
+	}
+	// Those who stood on it know. Now others, too, may have their keys.
+	l.b.crew.start(l.revoke)
+}
+
+// revoke ends the lease in the store, if it has not ended there, and repeats that until it
+// is done or the lease has ended by itself.
+func (l *lease) revoke() {
+	ctx, cancel := context.WithTimeout(l.b.last, l.ttl)
+	defer cancel()
+	for again := rewatchAfter; ; again = min(2*again, time.Second) {
+		_, err := send(ctx, &l.b.requester, func(ctx context.Context) (*clientv3.LeaseRevokeResponse, error) {
+			return l.b.client.Revoke(ctx, l.id)
+		})
+		if err == nil || didNothing(err) || !pause(ctx, again) {
+			return
+		}
+	}
+}

@@ -1,0 +1,146 @@
+package etcdlock
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"maps"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/go-locker/locker"
+)
+
+func init() { locker.Register("etcd", open) }
+
+const (
+	defaultPort = "2379"
+
+	// dialTimeout bounds what a client with a user does first: to log in.
+	dialTimeout = 5 * time.Second
+
+	// A connection over which nothing comes is tried after quietAfter, the least that gRPC
+	// allows, and given up after answerWithin.
+	quietAfter   = 10 * time.Second
+	answerWithin = 2 * time.Second
+)
+
+// open opens a Locker on a client of its own. Without a user it does no I/O.
+func open(_ context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker, error) {
+	if u.Fragment != "" {
+		// Most likely a password with a "#" that was not escaped, cut in two.
+		return nil, invalidf("the URL has a fragment")
+	}
+	query := u.Query()
+	pick := func(name string) string {
+		defer query.Del(name)
+		return query.Get(name)
+	}
+	security, err := encryption(pick)
+	if err != nil {
+		return nil, err
+	}
+	if len(query) > 0 {
+		return nil, invalidf("the URL's query: known are %s", strings.Join(slices.Sorted(maps.Keys(parameters)), ", "))
+	}
+	endpoints, err := endpoints(u.Host)
+	if err != nil {
+		return nil, err
+	}
+	own := &Config{Config: cfg.Config}
+	if prefix := strings.TrimPrefix(u.Path, "/"); prefix != "" {
+		own.Prefix = &prefix
+	}
+	config := clientv3.Config{
+		Endpoints: endpoints, TLS: security,
+		DialTimeout: dialTimeout, DialKeepAliveTime: quietAfter, DialKeepAliveTimeout: answerWithin,
+		Logger: zap.NewNop(),
+	}
+	config.Username = u.User.Username()
+	config.Password, _ = u.User.Password()
+	if cfg.Dial != nil {
+		config.DialOptions = []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			return cfg.Dial(ctx, "tcp", address)
+		})}
+	}
+	client, err := clientv3.New(config)
+	if err != nil {
+		return nil, failed(err)
+	}
+	l, err := newLocker(client, own, client.Close)
+	if err != nil {
+		_ = client.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// parameters are those of the URL's query. The names of files are read where the program runs.
+var parameters = map[string]string{
+	"tls":             "true or false",
+	"tls_ca":          "a file of certificates, instead of the system's",
+	"tls_cert":        "a file with the client's certificate",
+	"tls_key":         "a file with its key",
+	"tls_server_name": "the name in the server's certificate",
+}
+
+// encryption reads the parameters about TLS, with pick. It is nil for none.
+func encryption(pick func(string) string) (*tls.Config, error) {
+	on, ca, cert, key, name := pick("tls"), pick("tls_ca"), pick("tls_cert"), pick("tls_key"), pick("tls_server_name")
+	switch {
+	case on == "true":
+	case on != "" && on != "false":
+		return nil, invalidf("the URL's query: tls is true or false")
+	case ca+cert+key+name != "":
+		return nil, invalidf("the URL's query: tls_ca, tls_cert, tls_key and tls_server_name without tls=true")
+	default:
+		return nil, nil //nolint:nilnil // no encryption is no error
+	}
+	cfg := &tls.Config{ServerName: name, MinVersion: tls.VersionTLS12}
+	if ca != "" {
+		pem, err := os.ReadFile(ca)
+		if err != nil {
+			return nil, invalidf("the URL's query: tls_ca: %w", err)
+		}
+		cfg.RootCAs = x509.NewCertPool()
+		if !cfg.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, invalidf("the URL's query: tls_ca has no certificate")
+		}
+	}
+	if cert+key != "" {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return nil, invalidf("the URL's query: tls_cert and tls_key: %w", err)
+		}
+		cfg.Certificates = []tls.Certificate{pair}
+	}
+	return cfg, nil
+}
+
+// endpoints are the members of a URL, each of them a name or an address.
+func endpoints(hosts string) ([]string, error) {
+	var found []string
+	for host := range strings.SplitSeq(hosts, ",") {
+		one := url.URL{Host: host}
+		name, port := one.Hostname(), one.Port()
+		if strings.Contains(name, ":") && host[0] != '[' {
+			return nil, invalidf("the URL's hosts: each is a name, or an address, and may have a port")
+		}
+		if name == "" {
+			name = "localhost"
+		}
+		if port == "" {
+			port = defaultPort
+		}
+		found = append(found, net.JoinHostPort(name, port))
+	}
+	return found, nil
+}
