@@ -42,9 +42,9 @@ type EtcdConfig struct {
 
 // Etcd is one etcd server. It is safe for concurrent use.
 //
-// Restart ends a live one in an orderly way. A member of a cluster answers, and is
-// ready, only once a majority of them runs: of three that are down, two have to be
-// restarted at once.
+// Stop and Restart kill it, by which nothing is lost: an orderly end would wait for its
+// clients' watches. A member of a cluster answers, and is ready, only once a majority of
+// them runs: of three that are down, two have to be restarted at once.
 type Etcd struct {
 	server
 	line *line
@@ -53,8 +53,8 @@ type Etcd struct {
 var etcdServer = program{
 	name:   "etcd",
 	ready:  []string{"ready to serve client requests"},
-	finish: syscall.SIGTERM,
-	quit:   syscall.SIGKILL, // else it waits for its clients' requests to end, and watches do not
+	finish: syscall.SIGKILL,
+	quit:   syscall.SIGKILL,
 }
 
 // StartEtcd starts a private server and waits until it answers. ctx bounds the start
