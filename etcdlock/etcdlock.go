@@ -127,15 +127,14 @@ func invalidf(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{locker.ErrInvalid}, args...)...)
 }
 
-// Info implements locker.Backend. etcd counts leases in seconds. With its usual timing (an
-// election after a second) it gives none of less than two: with another one the lock's TTL
-// tells.
+// Info implements locker.Backend. The shortest lease depends on how the server is set up: with
+// its usual timing it is two seconds. What it gives is in the grant's Lease.
 func (b *backend) Info() locker.Info {
 	return locker.Info{
 		Name: "etcd",
 		Can: locker.CapExclusive | locker.CapToken | locker.CapHolder | locker.CapWakeUp | locker.CapFIFO |
 			locker.CapPushLoss | locker.CapExpiry | locker.CapInterop | locker.CapInspect,
-		Unit: time.Second, MinTTL: 2 * time.Second,
+		Unit:      time.Second,
 		Deadlines: true, Multiplexed: true,
 	}
 }

@@ -59,18 +59,10 @@ func open(_ context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker, 
 	if prefix := strings.TrimPrefix(u.Path, "/"); prefix != "" {
 		own.Prefix = &prefix
 	}
-	config := clientv3.Config{
-		Endpoints: endpoints, TLS: security,
-		DialTimeout: dialTimeout, DialKeepAliveTime: quietAfter, DialKeepAliveTimeout: answerWithin,
-		Logger: zap.NewNop(),
-	}
+	config := clientConfig(endpoints, cfg.Dial)
+	config.TLS = security
 	config.Username = u.User.Username()
 	config.Password, _ = u.User.Password()
-	if cfg.Dial != nil {
-		config.DialOptions = []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-			return cfg.Dial(ctx, "tcp", address)
-		})}
-	}
 	client, err := clientv3.New(config)
 	if err != nil {
 		return nil, failed(err)
@@ -81,6 +73,21 @@ func open(_ context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker, 
 		return nil, err
 	}
 	return l, nil
+}
+
+// clientConfig is that of a client for these members, whose connections dial makes; nil is
+// the driver's own way.
+func clientConfig(endpoints []string, dial func(ctx context.Context, network, address string) (net.Conn, error)) clientv3.Config {
+	c := clientv3.Config{
+		Endpoints: endpoints, DialTimeout: dialTimeout, DialKeepAliveTime: quietAfter, DialKeepAliveTimeout: answerWithin,
+		Logger: zap.NewNop(),
+	}
+	if dial != nil {
+		c.DialOptions = append(c.DialOptions, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			return dial(ctx, "tcp", address)
+		}))
+	}
+	return c
 }
 
 // parameters are those of the URL's query. The names of files are read where the program runs.
