@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	if conformance.Child(context.Background(), harnessOf(os.Getenv(urlEnv))) {
 		return
 	}
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(testenv.Ended))
+	goleak.VerifyTestMain(m, testenv.Leaving...)
 }
 
 func harnessOf(url string) conformance.Harness {

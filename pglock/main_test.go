@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 		}
 	}
 	if code == 0 {
-		if err := goleak.Find(goleak.IgnoreTopFunction(testenv.Ended)); err != nil {
+		if err := goleak.Find(testenv.Leaving...); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}

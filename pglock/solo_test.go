@@ -37,7 +37,7 @@ func TestBackends_areNilAfterAnError(t *testing.T) {
 		"lease":    func() (locker.Backend, error) { return NewLeaseBackend(t.Context(), pool, nil) },
 		"lease, listening": func() (locker.Backend, error) {
 			unreachable := connect(t, "postgres://127.0.0.1:1/db")
-			return NewLeaseBackend(t.Context(), pool, &LeaseConfig{Create: true, Listen: unreachable})
+			return NewLeaseBackend(t.Context(), connect(t, newDatabase(t)), &LeaseConfig{Create: true, Listen: unreachable})
 		},
 	} {
 		b, err := open()

@@ -23,7 +23,7 @@ import (
 	"github.com/go-locker/locker/internal/testenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(testenv.Ended)) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, testenv.Leaving...) }
 
 // soon is how long a test waits for what is due at once.
 const soon = 5 * time.Second

@@ -47,10 +47,10 @@ func TestMain(m *testing.M) {
 	if signal.Ignored(syscall.SIGHUP) { // by nohup, as what is started here would be; what is caught is not handed on
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	}
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(testenv.Ended), goleak.Cleanup(func(code int) {
+	goleak.VerifyTestMain(m, append(testenv.Leaving, goleak.Cleanup(func(code int) {
 		_ = os.RemoveAll(dir)
 		os.Exit(code)
-	}))
+	}))...)
 }
 
 // patience is what an end that has to come gets, on a busy machine.

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(taskEnv) != "" {
 		main() // as an instance: TestProcesses started it
 	}
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(testenv.Ended))
+	goleak.VerifyTestMain(m, testenv.Leaving...)
 }
 
 // playInMemory plays p in this process, in the bubble's time.

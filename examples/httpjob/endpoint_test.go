@@ -19,7 +19,7 @@ import (
 	"github.com/go-locker/locker/memlock"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(testenv.Ended)) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, testenv.Leaving...) }
 
 // opener opens the Locker of one more instance on the test's store.
 type opener func(context.Context) (locker.Locker, error)

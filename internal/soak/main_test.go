@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "6"); err != nil {
 		panic(err)
 	}
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(testenv.Ended))
+	goleak.VerifyTestMain(m, testenv.Leaving...)
 }
 
 // soakWith runs the command, with short histories and one trial of each figure.

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	if kind := os.Getenv(asOwner); kind != "" {
 		ownServer(kind)
 	}
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction(Ended))
+	goleak.VerifyTestMain(m, Leaving...)
 }
 
 func ownServer(kind string) {
