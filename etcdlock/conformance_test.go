@@ -89,16 +89,10 @@ func (s *store) run(t *testing.T) {
 }
 
 func (s *store) locker(dial dialer) (locker.Locker, error) {
-	cfg := clientConfig(s.servers.addrs, dial)
-	cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainUnaryInterceptor(s.countCall), grpc.WithChainStreamInterceptor(s.countStream))
-	client, err := clientv3.New(cfg)
-	if err != nil {
-		return nil, err
-	}
-	return newLocker(client, nil, client.Close)
+	return openWith(clientv3.Config{Endpoints: s.servers.addrs, DialOptions: []grpc.DialOption{
+		grpc.WithChainUnaryInterceptor(s.countCall), grpc.WithChainStreamInterceptor(s.countStream),
+	}}, dial, &Config{})
 }
-
-type dialer = func(ctx context.Context, network, address string) (net.Conn, error)
 
 func (s *store) countCall(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	s.requests.Add(1)

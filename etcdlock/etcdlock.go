@@ -38,11 +38,6 @@ type Config struct {
 // New returns a Locker on client, which it never closes. It does no I/O. Bad settings are
 // locker.ErrInvalid.
 func New(client *clientv3.Client, cfg *Config) (locker.Locker, error) {
-	return newLocker(client, cfg, nil)
-}
-
-// newLocker is New for a client that owned closes.
-func newLocker(client *clientv3.Client, cfg *Config, owned func() error) (locker.Locker, error) {
 	if cfg == nil {
 		cfg = &Config{}
 	}
@@ -50,7 +45,6 @@ func newLocker(client *clientv3.Client, cfg *Config, owned func() error) (locker
 	if err != nil {
 		return nil, err
 	}
-	b.owned = owned
 	return locker.New(b, &cfg.Config)
 }
 
@@ -133,7 +127,7 @@ func (b *backend) Info() locker.Info {
 	return locker.Info{
 		Name: "etcd",
 		Can: locker.CapExclusive | locker.CapToken | locker.CapHolder | locker.CapWakeUp | locker.CapFIFO |
-			locker.CapPushLoss | locker.CapExpiry | locker.CapInterop | locker.CapInspect,
+			locker.CapPushLoss | locker.CapExpiry | locker.CapInterop | locker.CapInspect | locker.CapLeasedPlace,
 		Unit:      time.Second,
 		Deadlines: true, Multiplexed: true,
 	}

@@ -40,18 +40,22 @@ func (b *backend) first(ctx context.Context, key string) (*mvccpb.KeyValue, erro
 	return seen.Kvs[0], nil
 }
 
-// ForceRelease implements locker.Inspector. It takes two requests, and deletes the entry that
-// the first one has shown.
+// ForceRelease implements locker.Inspector. It takes two requests, deletes the entry that the
+// first one has shown, and tells its holder.
 func (b *backend) ForceRelease(ctx context.Context, key, holder string) (bool, error) {
 	first, err := b.first(ctx, key)
 	if err != nil || first == nil || b.holder(first) != holder {
 		return false, err
 	}
+	entry, sentinel := string(first.Key), b.sentinel(clientv3.LeaseID(first.Lease))
+	there := clientv3.Compare(clientv3.CreateRevision(entry), "=", first.CreateRevision)
 	done, err := send(ctx, &b.requester, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return b.client.Txn(ctx).
-			If(clientv3.Compare(clientv3.CreateRevision(string(first.Key)), "=", first.CreateRevision)).
-			Then(clientv3.OpDelete(string(first.Key))).
-			Commit()
+		return b.client.Txn(ctx).If(there).Then(
+			clientv3.OpDelete(entry),
+			clientv3.OpTxn(
+				[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(sentinel), ">", 0)}, // it is ours
+				[]clientv3.Op{clientv3.OpPut(sentinel, entry, clientv3.WithIgnoreLease())}, nil),
+		).Commit()
 	})
 	if err != nil {
 		return false, failed(err)

@@ -3,7 +3,6 @@ package etcdlock
 import (
 	"context"
 	"errors"
-	"strconv"
 	"sync"
 	"time"
 
@@ -90,18 +89,23 @@ func (b *backend) newLease(ctx context.Context, ttl time.Duration) (*lease, erro
 	return l, nil
 }
 
-func (l *lease) sentinel() string { return l.b.sentinel(strconv.FormatInt(int64(l.id), 16)) }
+func (l *lease) sentinel() string { return l.b.sentinel(l.id) }
 
 var errEnded = errors.New("etcdlock: the lease has ended")
 
-// watch ends the lease as soon as the server has: then its sentinel goes. It returns when
-// the lease has ended.
+// watch ends the lease as soon as the server has: then its sentinel goes. An entry that an
+// operator removes is named there. It returns when the lease has ended.
 func (l *lease) watch(from int64) {
 	for l.ctx.Err() == nil {
 		ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(l.ctx))
-		for r := range l.b.client.Watch(ctx, l.sentinel(), clientv3.WithRev(from), clientv3.WithFilterPut()) {
-			if len(r.Events) > 0 {
-				l.end(errEnded)
+		for r := range l.b.client.Watch(ctx, l.sentinel(), clientv3.WithRev(from)) {
+			for _, event := range r.Events {
+				if event.Type == clientv3.EventTypeDelete {
+					l.end(errEnded)
+				} else {
+					l.removed(string(event.Kv.Value))
+				}
+				from = event.Kv.ModRevision + 1
 			}
 		}
 		cancel()
@@ -120,6 +124,21 @@ func (l *lease) watch(from int64) {
 		default:
 			from = seen.Header.Revision + 1
 		}
+	}
+}
+
+// removed reports the loss of an entry.
+func (l *lease) removed(name string) {
+	l.mu.Lock()
+	var lost *entry
+	for e := range l.entries {
+		if e.name == name && e.place == nil {
+			lost = e
+		}
+	}
+	l.mu.Unlock()
+	if lost != nil {
+		l.b.report(lost.key, lost.owner, &locker.LostError{Reason: locker.ReasonExpired})
 	}
 }
 
@@ -199,7 +218,8 @@ func (l *lease) keepAlive(ctx context.Context) error {
 // there is no server.
 func (l *lease) send(r *refresh) {
 	sent := time.Now()
-	answer, err := send(l.ctx, &l.b.requester, func(ctx context.Context) (*pb.LeaseKeepAliveResponse, error) {
+	// Those who renew locks try again after a part of what the lease has left.
+	answer, err := sendWithin(l.ctx, &l.b.requester, l.ttl/6, func(ctx context.Context) (*pb.LeaseKeepAliveResponse, error) {
 		stream, err := pb.NewLeaseClient(l.b.client.ActiveConnection()).LeaseKeepAlive(ctx, grpc.WaitForReady(false))
 		if err != nil {
 			return nil, err

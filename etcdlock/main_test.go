@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
 
 	"github.com/go-locker/locker/internal/testenv"
 )
@@ -46,7 +47,7 @@ var quick = &testenv.EtcdConfig{Election: 500 * time.Millisecond}
 
 func connect(t testing.TB, addrs ...string) *clientv3.Client {
 	t.Helper()
-	c, err := clientv3.New(clientConfig(addrs, nil))
+	c, err := clientv3.New(clientv3.Config{Endpoints: addrs, Logger: zap.NewNop()})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return c

@@ -1,6 +1,11 @@
 package etcdlock
 
-import "strings"
+import (
+	"strconv"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
 
 // DefaultPrefix begins the names of all locks of a Locker whose Config sets none.
 const DefaultPrefix = "locker/"
@@ -30,4 +35,6 @@ func (b *backend) keyOf(entry string) (key, id string, ok bool) {
 const internal = "%!"
 
 // sentinel is the entry that stands and falls with a lease.
-func (b *backend) sentinel(lease string) string { return b.prefix + internal + "lease/" + lease }
+func (b *backend) sentinel(id clientv3.LeaseID) string {
+	return b.prefix + internal + "lease/" + strconv.FormatInt(int64(id), 16)
+}

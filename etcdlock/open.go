@@ -59,35 +59,37 @@ func open(_ context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker, 
 	if prefix := strings.TrimPrefix(u.Path, "/"); prefix != "" {
 		own.Prefix = &prefix
 	}
-	config := clientConfig(endpoints, cfg.Dial)
-	config.TLS = security
-	config.Username = u.User.Username()
+	config := clientv3.Config{Endpoints: endpoints, TLS: security, Username: u.User.Username()}
 	config.Password, _ = u.User.Password()
+	return openWith(config, cfg.Dial, own)
+}
+
+// openWith opens a Locker on a client of its own, whose connections dial makes; nil is the
+// usual way.
+func openWith(config clientv3.Config, dial dialer, cfg *Config) (locker.Locker, error) {
+	if dial == nil {
+		dial = new(net.Dialer).DialContext
+	}
+	cs := &conns{dialer: dial, live: make(map[*conn]struct{})}
+	config.DialTimeout, config.DialKeepAliveTime, config.DialKeepAliveTimeout = dialTimeout, quietAfter, answerWithin
+	config.DialOptions = append(config.DialOptions, grpc.WithContextDialer(cs.dial))
+	config.Logger = zap.NewNop()
 	client, err := clientv3.New(config)
 	if err != nil {
 		return nil, failed(err)
 	}
-	l, err := newLocker(client, own, client.Close)
+	b, err := newBackend(client, cfg)
 	if err != nil {
 		_ = client.Close()
 		return nil, err
 	}
+	b.owned, b.silent = client.Close, cs.drop
+	l, err := locker.New(b, &cfg.Config)
+	if err != nil {
+		_ = b.Close(context.Background())
+		return nil, err
+	}
 	return l, nil
-}
-
-// clientConfig is that of a client for these members, whose connections dial makes; nil is
-// the driver's own way.
-func clientConfig(endpoints []string, dial func(ctx context.Context, network, address string) (net.Conn, error)) clientv3.Config {
-	c := clientv3.Config{
-		Endpoints: endpoints, DialTimeout: dialTimeout, DialKeepAliveTime: quietAfter, DialKeepAliveTimeout: answerWithin,
-		Logger: zap.NewNop(),
-	}
-	if dial != nil {
-		c.DialOptions = append(c.DialOptions, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-			return dial(ctx, "tcp", address)
-		}))
-	}
-	return c
 }
 
 // parameters are those of the URL's query. The names of files are read where the program runs.

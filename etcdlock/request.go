@@ -26,21 +26,33 @@ const (
 
 // requester bounds requests in time.
 type requester struct {
-	conn  func() *grpc.ClientConn
-	slice atomic.Int64 // of the next one, or 0: minSlice
+	conn   func() *grpc.ClientConn
+	silent func(sent time.Time) // a request had no answer; nil: nothing follows from that
+	slice  atomic.Int64         // of the next one, or 0: minSlice
 }
 
 // send makes one request. A member without a leader refuses it at once.
 func send[R any](ctx context.Context, r *requester, request func(context.Context) (R, error)) (R, error) {
-	slice := max(time.Duration(r.slice.Load()), minSlice)
+	return sendWithin(ctx, r, maxSlice, request)
+}
+
+// sendWithin is send, and gives the request up after most at the latest.
+func sendWithin[R any](ctx context.Context, r *requester, most time.Duration, request func(context.Context) (R, error)) (R, error) {
+	slice := min(max(time.Duration(r.slice.Load()), minSlice), most)
 	bounded, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), slice)
 	defer cancel()
+	sent := time.Now()
 	answer, err := request(bounded)
 	switch {
 	case err == nil || didNothing(err):
 		r.slice.Store(int64(minSlice))
 	case bounded.Err() != nil && ctx.Err() == nil:
-		r.slice.Store(int64(min(2*slice, maxSlice)))
+		if slice < most {
+			r.slice.Store(int64(min(2*slice, maxSlice)))
+		}
+		if r.silent != nil {
+			r.silent(sent)
+		}
 	}
 	if code(err) == codes.Unavailable {
 		// Who repeats the request waits for as long as is right. The connection would wait
