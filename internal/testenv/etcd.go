@@ -90,8 +90,8 @@ func (cfg *EtcdConfig) args() ([]string, error) {
 	return append(args, cfg.Settings...), nil
 }
 
-// startEtcd starts the server with this name among these. With a line it is through that
-// that it speaks to the others.
+// startEtcd starts the server with this name among these. It speaks to the others over
+// the line, which is nil if there are none.
 func startEtcd(ctx context.Context, args []string, name string, names []string, l *line) (*Etcd, error) {
 	if err := context.Cause(ctx); err != nil {
 		return nil, err

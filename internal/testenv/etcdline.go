@@ -17,14 +17,14 @@ import (
 // say to them. So it is known of every request who sends it to whom.
 type lines struct {
 	proxy *httputil.ReverseProxy
-	of    map[string]*line // by the members' names; complete before the first is used
+	of    map[string]*line // by the members' names
 }
 
 // line is what connects a member to the others, in both directions. A nil *line is that
 // of a server without others.
 type line struct {
-	proxy *http.Server
-	addr  string // the proxy's
+	proxy    *http.Server
+	listener net.Listener // the proxy's
 
 	mu    sync.Mutex
 	end   string          // where the member listens to the others
@@ -38,7 +38,7 @@ func peerURL(name string) string { return "http://" + name + ":2380" }
 func startLines(names []string) (*lines, error) {
 	ls := &lines{
 		proxy: &httputil.ReverseProxy{
-			Rewrite:       func(*httputil.ProxyRequest) {}, // ServeHTTP did it
+			Rewrite:       func(*httputil.ProxyRequest) {}, // carry has done it
 			FlushInterval: -1,
 			Transport:     &http.Transport{DisableKeepAlives: true, DisableCompression: true},
 			// There is no answer: the connection breaks.
@@ -48,51 +48,53 @@ func startLines(names []string) (*lines, error) {
 		of: make(map[string]*line),
 	}
 	for _, name := range names {
-		listener, err := net.Listen("tcp4", "127.0.0.1:0")
-		if err != nil {
+		l := &line{}
+		l.proxy = &http.Server{Handler: ls.from(l), ReadHeaderTimeout: time.Minute}
+		l.join()
+		var err error
+		if l.listener, err = net.Listen("tcp4", "127.0.0.1:0"); err != nil {
 			ls.stop()
 			return nil, err
 		}
-		l := &line{addr: listener.Addr().String()}
-		l.whole, l.sever = context.WithCancel(context.Background())
-		l.proxy = &http.Server{
-			Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { ls.carry(l, w, r) }),
-			ReadHeaderTimeout: time.Minute,
-		}
 		ls.of[name] = l
-		go func() { _ = l.proxy.Serve(listener) }() // until stop
+	}
+	for _, l := range ls.of {
+		go func() { _ = l.proxy.Serve(l.listener) }() // until stop
 	}
 	return ls, nil
-}
-
-// carry sends a request of one member to the other, and the answer back, for as long as
-// both lines are whole.
-func (ls *lines) carry(from *line, w http.ResponseWriter, r *http.Request) {
-	to := ls.of[r.URL.Hostname()]
-	if to == nil {
-		panic(http.ErrAbortHandler)
-	}
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	r = r.WithContext(ctx)
-	for _, l := range []*line{from, to} {
-		whole, end := l.state()
-		defer context.AfterFunc(whole, cancel)()
-		r.URL.Host = end
-	}
-	ls.proxy.ServeHTTP(w, r)
 }
 
 func (ls *lines) stop() {
 	for _, l := range ls.of {
 		_ = l.cut() // or it is already
 		_ = l.proxy.Close()
+		_ = l.listener.Close()
+	}
+}
+
+// from carries what a member sends to another, and the answer back, for as long as both
+// lines are whole.
+func (ls *lines) from(l *line) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		to := ls.of[r.URL.Hostname()]
+		if to == nil {
+			panic(http.ErrAbortHandler)
+		}
+		ctx, cancel := context.WithCancel(r.Context())
+		defer cancel()
+		mine, _ := l.state()
+		theirs, end := to.state()
+		defer context.AfterFunc(mine, cancel)()
+		defer context.AfterFunc(theirs, cancel)()
+		r = r.WithContext(ctx)
+		r.URL.Host = end
+		ls.proxy.ServeHTTP(w, r)
 	}
 }
 
 // env has a program send its HTTP requests over the line.
 func (l *line) env() []string {
-	return []string{"HTTP_PROXY=http://" + l.addr, "NO_PROXY=", "no_proxy="}
+	return []string{"HTTP_PROXY=http://" + l.listener.Addr().String(), "NO_PROXY=", "no_proxy="}
 }
 
 func (l *line) state() (whole context.Context, end string) {
@@ -129,6 +131,9 @@ func (l *line) mend() error {
 	if l.whole.Err() == nil {
 		return errors.New("testenv: the member is not cut off")
 	}
-	l.whole, l.sever = context.WithCancel(context.Background())
+	l.join()
 	return nil
 }
+
+// join is called with mu, once the line is in use.
+func (l *line) join() { l.whole, l.sever = context.WithCancel(context.Background()) }
