@@ -137,7 +137,8 @@ func startEtcd(ctx context.Context, args []string, name string, names []string, 
 func (e *Etcd) URL() string { return "etcd://" + e.addr }
 
 // CutOff separates a member of a cluster from the others, but not from its clients:
-// connections to and from the others break, and new ones fail at once, until Reconnect. For
+// connections to and from the others are broken when it returns, and new ones fail at once,
+// until Reconnect. For
 // a member that is cut off already there is an error; for a server that has no others it
 // matches errors.ErrUnsupported.
 func (e *Etcd) CutOff() error { return e.line.cut() }

@@ -124,6 +124,27 @@ func TestEtcdCluster_aMemberThatIsCutOffHasItsClientsAndNobodyElse(t *testing.T)
 	assert.Equal(t, "2", keptBy(t, follower, "k").value)
 }
 
+// What is on its way to it fills the buffers, and nobody empties them.
+func TestEtcdCluster_aMemberCanBeCutOffWhileItIsPaused(t *testing.T) {
+	t.Parallel()
+	c := startEtcdCluster(t)
+	leader, follower := leaderAndFollower(t, c)
+	require.NoError(t, follower.Pause())
+	value := strings.Repeat("v", 1<<20)
+	for range 20 {
+		require.NoError(t, put(within(t), leader, "k", value))
+	}
+	began := time.Now()
+	require.NoError(t, follower.CutOff())
+	t.Logf("cut off in %v", time.Since(began))
+	assert.Less(t, time.Since(began), 5*time.Second)
+	require.NoError(t, follower.Resume())
+	require.NoError(t, put(within(t), leader, "k", "1"))
+	require.NoError(t, follower.Reconnect())
+	require.NoError(t, c.AwaitOK(t.Context()))
+	assert.Equal(t, "1", keptBy(t, follower, "k").value)
+}
+
 func TestEtcdCluster_keepsItsDataWhenAllMembersAreKilled(t *testing.T) {
 	t.Parallel()
 	c := startEtcdCluster(t)

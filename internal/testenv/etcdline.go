@@ -26,10 +26,16 @@ type line struct {
 	proxy    *http.Server
 	listener net.Listener // the proxy's
 
-	mu    sync.Mutex
-	end   string          // where the member listens to the others
-	whole context.Context // ends when the line is cut
-	sever context.CancelFunc
+	mu   sync.Mutex
+	end  string // where the member listens to the others
+	wire *wire
+}
+
+// wire is a line until it is cut.
+type wire struct {
+	whole   context.Context // ends with the cut
+	sever   context.CancelFunc
+	carried sync.WaitGroup // requests; none is added after the cut
 }
 
 // peerURL is where the others find a member. The port means nothing either.
@@ -74,20 +80,26 @@ func (ls *lines) stop() {
 
 // from carries what a member sends to another, and the answer back, for as long as both
 // lines are whole.
-func (ls *lines) from(l *line) http.HandlerFunc {
+func (ls *lines) from(mine *line) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		to := ls.of[r.URL.Hostname()]
-		if to == nil {
-			panic(http.ErrAbortHandler)
-		}
 		ctx, cancel := context.WithCancel(r.Context())
 		defer cancel()
-		mine, _ := l.state()
-		theirs, end := to.state()
-		defer context.AfterFunc(mine, cancel)()
-		defer context.AfterFunc(theirs, cancel)()
 		r = r.WithContext(ctx)
-		r.URL.Host = end
+		conn := http.NewResponseController(w)
+		for _, l := range []*line{mine, ls.of[r.URL.Hostname()]} {
+			wire, end := l.enter()
+			if wire == nil {
+				panic(http.ErrAbortHandler)
+			}
+			defer wire.carried.Done()
+			defer context.AfterFunc(wire.whole, func() {
+				cancel()
+				// A member that is paused neither takes nor sends the rest.
+				_ = conn.SetReadDeadline(time.Unix(1, 0))
+				_ = conn.SetWriteDeadline(time.Unix(1, 0))
+			})()
+			r.URL.Host = end
+		}
 		ls.proxy.ServeHTTP(w, r)
 	}
 }
@@ -97,10 +109,16 @@ func (l *line) env() []string {
 	return []string{"HTTP_PROXY=http://" + l.listener.Addr().String(), "NO_PROXY=", "no_proxy="}
 }
 
-func (l *line) state() (whole context.Context, end string) {
+// enter has the line carry a request, until carried is told that it is done. If the line is
+// cut, there is no wire.
+func (l *line) enter() (w *wire, end string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.whole, l.end
+	if l.wire.whole.Err() != nil {
+		return nil, ""
+	}
+	l.wire.carried.Add(1)
+	return l.wire, l.end
 }
 
 func (l *line) endAt(addr string) {
@@ -109,16 +127,20 @@ func (l *line) endAt(addr string) {
 	l.end = addr
 }
 
+// cut returns when nothing is carried any more.
 func (l *line) cut() error {
 	if l == nil {
 		return errors.ErrUnsupported
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.whole.Err() != nil {
+	w := l.wire
+	already := w.whole.Err() != nil
+	w.sever()
+	l.mu.Unlock()
+	w.carried.Wait() // without mu: a request may be about to enter the second of its lines
+	if already {
 		return errors.New("testenv: the member is cut off already")
 	}
-	l.sever()
 	return nil
 }
 
@@ -128,7 +150,7 @@ func (l *line) mend() error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.whole.Err() == nil {
+	if l.wire.whole.Err() == nil {
 		return errors.New("testenv: the member is not cut off")
 	}
 	l.join()
@@ -136,4 +158,7 @@ func (l *line) mend() error {
 }
 
 // join is called with mu, once the line is in use.
-func (l *line) join() { l.whole, l.sever = context.WithCancel(context.Background()) }
+func (l *line) join() {
+	l.wire = &wire{}
+	l.wire.whole, l.wire.sever = context.WithCancel(context.Background())
+}
