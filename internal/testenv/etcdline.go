@@ -98,7 +98,7 @@ func (ls *lines) from(mine *line) http.HandlerFunc {
 				_ = conn.SetReadDeadline(time.Unix(1, 0))
 				_ = conn.SetWriteDeadline(time.Unix(1, 0))
 			})()
-			r.URL.Host = end
+			r.URL.Host = end // the last one's
 		}
 		ls.proxy.ServeHTTP(w, r)
 	}
