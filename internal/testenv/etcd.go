@@ -90,8 +90,8 @@ func (cfg *EtcdConfig) args() ([]string, error) {
 	return append(args, cfg.Settings...), nil
 }
 
-// startEtcd starts the server with this name among these. With a line it is through that
-// that it speaks to the others.
+// startEtcd starts the server with this name among these. It speaks to the others over
+// the line, which is nil if there are none.
 func startEtcd(ctx context.Context, args []string, name string, names []string, l *line) (*Etcd, error) {
 	if err := context.Cause(ctx); err != nil {
 		return nil, err
@@ -137,9 +137,11 @@ func startEtcd(ctx context.Context, args []string, name string, names []string, 
 func (e *Etcd) URL() string { return "etcd://" + e.addr }
 
 // CutOff separates a member of a cluster from the others, but not from its clients:
-// connections to and from the others break, and new ones fail, until Reconnect. For a
-// server that has no others, or was cut off already, there is an error.
+// connections to and from the others are broken when it returns, and new ones fail at once,
+// until Reconnect. For
+// a member that is cut off already there is an error; for a server that has no others it
+// matches errors.ErrUnsupported.
 func (e *Etcd) CutOff() error { return e.line.cut() }
 
-// Reconnect ends a CutOff. For a server that was not cut off there is an error.
+// Reconnect ends a CutOff. For a server that is not cut off there is an error.
 func (e *Etcd) Reconnect() error { return e.line.mend() }
