@@ -30,9 +30,9 @@ help: ## Lists the targets.
 
 .PHONY: test
 test: deps lint cross $(GOTESTSUM) ## Everything: deps, lint, cross, and all tests with -race on real servers; lists what was skipped.
-	@# Tests wait for leases more than they work: four packages run at a time, and those that
+	@# Tests wait for leases more than they work: three packages run at a time, and those that
 	@# take longest begin first, so that the others run beside them.
-	LOCKER_TEST_REQUIRE=1 $(GOTESTSUM) --format standard-quiet -- -race -count=1 -p=4 -timeout=15m ./redislock ./pglock ./...
+	LOCKER_TEST_REQUIRE=1 $(GOTESTSUM) --format standard-quiet -- -race -count=1 -p=3 -timeout=15m ./redislock ./pglock ./...
 
 .PHONY: test-repeat
 test-repeat: deps ## Runs the tests of REPEAT (packages) COUNT times with -race, in search of a flake.
