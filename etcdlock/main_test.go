@@ -3,14 +3,17 @@ package etcdlock
 import (
 	"context"
 	"flag"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
+	"github.com/go-locker/locker"
 	"github.com/go-locker/locker/internal/testenv"
 )
 
@@ -62,4 +65,51 @@ func backendOn(t testing.TB, c *clientv3.Client, cfg *Config) *backend {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close(context.Background())) })
 	return b
+}
+
+func lockerOn(t testing.TB, c *clientv3.Client, cfg locker.Config) locker.Locker {
+	t.Helper()
+	l, err := New(c, &Config{Config: cfg})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.Close(context.Background())) })
+	return l
+}
+
+func request(key string, ttl time.Duration) locker.Request {
+	return locker.Request{Key: key, Owner: uuid.NewString(), TTL: ttl}
+}
+
+func take(t testing.TB, b *backend, req locker.Request) *grant {
+	t.Helper()
+	g, err := b.TryAcquire(context.Background(), req)
+	require.NoError(t, err)
+	return g.(*grant)
+}
+
+func requireLost(t testing.TB, err error, reason locker.Reason) {
+	t.Helper()
+	var lost *locker.LostError
+	require.ErrorAs(t, err, &lost)
+	require.Equal(t, reason, lost.Reason)
+}
+
+// entries are the names that stand in the store, but for those of leases.
+func entries(t testing.TB, c *clientv3.Client) (names []string) {
+	t.Helper()
+	seen, err := c.Get(context.Background(), DefaultPrefix, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	require.NoError(t, err)
+	for _, kv := range seen.Kvs {
+		if !strings.HasPrefix(string(kv.Key), DefaultPrefix+internal) {
+			names = append(names, string(kv.Key))
+		}
+	}
+	return names
+}
+
+// leases are those that the server has.
+func leases(t testing.TB, c *clientv3.Client) []clientv3.LeaseStatus {
+	t.Helper()
+	seen, err := c.Leases(context.Background())
+	require.NoError(t, err)
+	return seen.Leases
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/go-locker/locker"
+	_ "github.com/go-locker/locker/etcdlock"
 	_ "github.com/go-locker/locker/memlock"
 	_ "github.com/go-locker/locker/pglock"
 	_ "github.com/go-locker/locker/redislock"
