@@ -88,7 +88,7 @@ func TestFault_waitersOutliveACompaction(t *testing.T) { // C58, C59
 	require.Empty(t, entries(t, admin))
 }
 
-func TestFault_aFullStoreIsAnErrorThatPasses(t *testing.T) { // C117
+func TestFault_aFullStoreIsAnErrorThatPasses(t *testing.T) {
 	t.Parallel()
 	srv, err := testenv.StartEtcd(t.Context(), &testenv.EtcdConfig{Election: quick.Election, Quota: 1 << 20})
 	started(t, err)

@@ -94,7 +94,7 @@ func TestInterop_aMutexAndALockerStandInOneLine(t *testing.T) { // W2, FIFO, int
 }
 
 // A guard in a transaction of the caller's own fails once the lock is over.
-func TestHeld_guardsATransaction(t *testing.T) { // C125
+func TestHeld_guardsATransaction(t *testing.T) {
 	t.Parallel()
 	c := connect(t, startServer(t).Addr())
 	l := lockerOn(t, c, locker.Config{})
