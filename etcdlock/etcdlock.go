@@ -63,7 +63,6 @@ func NewBackend(client *clientv3.Client, cfg *Config) (locker.Backend, error) {
 
 // backend implements locker.Backend.
 type backend struct {
-	client *clientv3.Client
 	prefix string
 	spread int
 	owned  func() error // closes the client, if Open made it
@@ -109,7 +108,7 @@ func newBackend(client *clientv3.Client, cfg *Config) (*backend, error) {
 		return nil, invalidf("prefix %q contains a NUL byte", prefix)
 	}
 	b := &backend{
-		client: client, requester: requester{conn: client.ActiveConnection}, prefix: prefix, spread: max(cfg.Leases, 1),
+		requester: requester{client: client}, prefix: prefix, spread: max(cfg.Leases, 1),
 		report: func(string, string, error) {}, leases: make(map[slot]*opening), all: make(map[*lease]struct{}),
 	}
 	b.ctx, b.cancel = context.WithCancel(context.Background())

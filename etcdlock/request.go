@@ -7,7 +7,6 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -26,12 +25,12 @@ const (
 
 // requester bounds requests in time.
 type requester struct {
-	conn   func() *grpc.ClientConn
+	client *clientv3.Client
 	silent func(sent time.Time) // a request had no answer; nil: nothing follows from that
 	slice  atomic.Int64         // of the next one, or 0: minSlice
 }
 
-// send makes one request. A member without a leader refuses it at once.
+// send makes one request. A member without a leader refuses it at once, and others are asked.
 func send[R any](ctx context.Context, r *requester, request func(context.Context) (R, error)) (R, error) {
 	return sendWithin(ctx, r, maxSlice, request)
 }
@@ -43,6 +42,11 @@ func sendWithin[R any](ctx context.Context, r *requester, most time.Duration, re
 	defer cancel()
 	sent := time.Now()
 	answer, err := request(bounded)
+	// The client goes from member to member, one for each request. What else it does meanwhile
+	// may bring all attempts of a lock to the same one, so this is not left to those.
+	for tried := 1; errors.Is(err, rpctypes.ErrNoLeader) && tried < len(r.client.Endpoints()); tried++ {
+		answer, err = request(bounded)
+	}
 	switch {
 	case err == nil || didNothing(err):
 		r.slice.Store(int64(minSlice))
@@ -57,7 +61,7 @@ func sendWithin[R any](ctx context.Context, r *requester, most time.Duration, re
 	if code(err) == codes.Unavailable {
 		// Who repeats the request waits for as long as is right. The connection would wait
 		// for up to two minutes.
-		r.conn().ResetConnectBackoff()
+		r.client.ActiveConnection().ResetConnectBackoff()
 	}
 	return answer, err
 }
