@@ -91,21 +91,12 @@ var (
 )
 
 func newBackend(client *clientv3.Client, cfg *Config) (*backend, error) {
-	prefix := DefaultPrefix
-	if cfg.Prefix != nil {
-		prefix = *cfg.Prefix
+	prefix, err := cfg.check()
+	if err != nil {
+		return nil, err
 	}
-	switch {
-	case client == nil:
+	if client == nil {
 		return nil, invalidf("no etcd client")
-	case cfg.Leases < 0 || cfg.Leases > maxSpread:
-		return nil, invalidf("%d leases: between 1 and %d are possible, and 0 stands for 1", cfg.Leases, maxSpread)
-	case len(prefix) > maxPrefixBytes:
-		return nil, invalidf("prefix of %d bytes, at most %d are allowed", len(prefix), maxPrefixBytes)
-	case !utf8.ValidString(prefix):
-		return nil, invalidf("prefix %q is not valid UTF-8", prefix)
-	case strings.ContainsRune(prefix, 0):
-		return nil, invalidf("prefix %q contains a NUL byte", prefix)
 	}
 	b := &backend{
 		requester: requester{client: client}, prefix: prefix, spread: max(cfg.Leases, 1),
@@ -114,6 +105,25 @@ func newBackend(client *clientv3.Client, cfg *Config) (*backend, error) {
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.last, b.finish = context.WithCancel(context.Background())
 	return b, nil
+}
+
+// check returns the prefix, or what is wrong with the settings.
+func (cfg *Config) check() (prefix string, err error) {
+	prefix = DefaultPrefix
+	if cfg.Prefix != nil {
+		prefix = *cfg.Prefix
+	}
+	switch {
+	case cfg.Leases < 0 || cfg.Leases > maxSpread:
+		err = invalidf("%d leases: between 1 and %d are possible, and 0 stands for 1", cfg.Leases, maxSpread)
+	case len(prefix) > maxPrefixBytes:
+		err = invalidf("prefix of %d bytes, at most %d are allowed", len(prefix), maxPrefixBytes)
+	case !utf8.ValidString(prefix):
+		err = invalidf("prefix %q is not valid UTF-8", prefix)
+	case strings.ContainsRune(prefix, 0):
+		err = invalidf("prefix %q contains a NUL byte", prefix)
+	}
+	return prefix, err
 }
 
 func invalidf(format string, args ...any) error {

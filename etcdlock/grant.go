@@ -70,7 +70,7 @@ func (l *lease) gone(err error) bool {
 		l.end(errEnded)
 		return true
 	}
-	return err == errEnded
+	return errors.Is(err, errEnded)
 }
 
 func (b *backend) try(ctx context.Context, e *entry) (*grant, error) {

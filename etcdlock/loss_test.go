@@ -17,7 +17,6 @@ import (
 func leaseOf(k locker.Lock) *lease { return locker.GrantOf(k).(*grant).l }
 
 func TestLoss_aRevokedLeaseIsToldByPush(t *testing.T) { // H5
-	t.Parallel()
 	c := connect(t, startServer(t).Addr())
 	l := lockerOn(t, c, locker.Config{TTL: time.Hour})
 	var told []time.Duration

@@ -59,6 +59,9 @@ func open(_ context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker, 
 	if prefix := strings.TrimPrefix(u.Path, "/"); prefix != "" {
 		own.Prefix = &prefix
 	}
+	if _, err := own.check(); err != nil {
+		return nil, err // before a client with a user logs in
+	}
 	config := clientv3.Config{Endpoints: endpoints, TLS: security, Username: u.User.Username()}
 	config.Password, _ = u.User.Password()
 	return openWith(config, cfg.Dial, own)

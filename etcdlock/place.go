@@ -175,7 +175,7 @@ func (p *place) Claim(ctx context.Context) (locker.Grant, error) {
 			return nil, &held
 		}
 		g, err := p.claim(ctx, e)
-		if err != errRemoved {
+		if !errors.Is(err, errRemoved) {
 			return g, err
 		}
 		if err := p.line(ctx); err != nil {
