@@ -155,7 +155,7 @@ func (b *backend) RenewAll(ctx context.Context, renewals []locker.Renewal, answe
 	byLease := make(map[*lease][]int)
 	for i, r := range renewals {
 		g := r.Grant.(*grant)
-		if r.TTL != g.l.asked {
+		if r.TTL != g.l.asked && r.TTL != g.l.ttl {
 			answer(i, locker.Lease{}, locker.ErrUnsupported)
 			continue
 		}

@@ -184,11 +184,21 @@ func (l *lease) lost() error {
 }
 
 // fresh sees to it that what is put on the lease now lives for most of its lifetime.
-func (l *lease) fresh(ctx context.Context) error {
-	if time.Since(l.since()) < l.ttl/3 {
-		return nil
+// If the server is slow to refresh it, what it has left will do, if that is not too little.
+func (l *lease) fresh(ctx context.Context) (err error) {
+	for range 3 {
+		if time.Since(l.since()) < l.ttl/3 {
+			return nil
+		}
+		err = l.keepAlive(ctx)
+		switch {
+		case err == nil, l.ended() != nil, ctx.Err() != nil:
+			return err
+		case time.Since(l.since()) < l.ttl*2/3:
+			return nil
+		}
 	}
-	return l.keepAlive(ctx)
+	return err
 }
 
 // keepAlive refreshes the lease. Who comes while a request is under way waits for that one.

@@ -11,6 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/internal/testenv"
 )
 
 // leaseOf is the lease that a lock stands on.
@@ -72,6 +73,24 @@ func TestLoss_aLockIsWorthMostOfItsTTL(t *testing.T) { // K2
 	require.Same(t, l, g.l)
 	require.Less(t, time.Since(g.Lease().Since), time.Second)
 	require.NoError(t, g.Release(t.Context()))
+}
+
+// With the usual timing of elections a server gives no lease of a second.
+func TestLoss_aLeaseMayBeLongerThanAskedFor(t *testing.T) { // K2, C120
+	t.Parallel()
+	srv, err := testenv.StartEtcd(t.Context(), nil)
+	started(t, err)
+	t.Cleanup(func() { require.NoError(t, srv.Stop()) })
+	l := lockerOn(t, connect(t, srv.Addr()), locker.Config{TTL: time.Second})
+	k, err := l.Acquire(t.Context(), "k")
+	require.NoError(t, err)
+	require.Equal(t, 2*time.Second, k.TTL())
+	first := k.Deadline()
+	require.Eventually(t, func() bool { return k.Deadline().Sub(first) > time.Second }, soon, time.Millisecond)
+	require.NoError(t, k.Release(t.Context()))
+	again, err := l.Acquire(t.Context(), "k", locker.WithTTL(2*time.Second))
+	require.NoError(t, err)
+	require.NoError(t, again.Release(t.Context()))
 }
 
 // The lease may have gone without anybody's having heard of it.
