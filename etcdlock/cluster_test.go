@@ -93,7 +93,7 @@ func TestCluster_aMemberWithoutTheOthersGrantsNothing(t *testing.T) { // G1, G7
 	for range 3 {
 		leader, err := c.Leader(t.Context())
 		require.NoError(t, err)
-		alone := opened(t, leader.URL(), locker.Config{TTL: time.Second})
+		alone := opened(t, leader.URL()+"?min_ttl=1s", locker.Config{TTL: time.Second})
 		k, err := alone.Acquire(t.Context(), "k")
 		require.NoError(t, err)
 		require.NoError(t, leader.CutOff())

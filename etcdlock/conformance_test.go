@@ -91,7 +91,7 @@ func (s *store) run(t *testing.T) {
 func (s *store) locker(dial dialer) (locker.Locker, error) {
 	return openWith(clientv3.Config{Endpoints: s.servers.addrs, DialOptions: []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(s.countCall), grpc.WithChainStreamInterceptor(s.countStream),
-	}}, dial, &Config{})
+	}}, dial, &Config{MinTTL: time.Second})
 }
 
 func (s *store) countCall(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {

@@ -17,7 +17,7 @@
 //
 // The path is the Prefix, without the slash before it. User and password stand before the
 // hosts. tls=true encrypts; tls_ca, tls_cert and tls_key name files, tls_server_name the name
-// in the server's certificate.
+// in the server's certificate, min_ttl is Config.MinTTL.
 //
 // # The entries
 //
@@ -71,7 +71,7 @@
 // A lock has the TTL of its lease: Extend takes no other, and a Locker has locks of at most
 // four different TTLs at a time. etcd counts in whole seconds, and rounds up; the least it
 // gives is one and a half times the time after which it holds an election, two seconds as
-// it comes: Lock.TTL tells. What does not end with the lease, a lock without renewal or with WithMaxHold, is
+// it comes (Config.MinTTL): Lock.TTL tells. What does not end with the lease, a lock without renewal or with WithMaxHold, is
 // given back by the Locker, again and again until the server has answered. A lease of which
 // it is open what was put on it takes no new locks, and is revoked when its last one is gone.
 // One without locks is revoked after a minute, or runs out before.

@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,6 +20,7 @@ import (
 const (
 	maxPrefixBytes = 512
 	maxSpread      = 64
+	defaultMinTTL  = 2 * time.Second
 )
 
 // Config configures a Locker. A nil *Config stands for the defaults.
@@ -29,6 +31,11 @@ type Config struct {
 	// the same; no other key of the store, and no other prefix, must begin with it.
 	// It is valid UTF-8 without NUL, of at most 512 bytes. Nil: DefaultPrefix.
 	Prefix *string
+
+	// MinTTL is the shortest lease of the cluster: one and a half times its election
+	// timeout, rounded up to whole seconds. Zero: 2 s, which is that of etcd's own timing. A
+	// server that has none so short gives a longer one all the same: Lock.TTL tells.
+	MinTTL time.Duration
 
 	// Leases is over how many leases the locks are spread, by their keys: one that is lost
 	// takes its locks with it. Zero: 1. At most 64. Each TTL has leases of its own.
@@ -64,6 +71,7 @@ func NewBackend(client *clientv3.Client, cfg *Config) (locker.Backend, error) {
 // backend implements locker.Backend.
 type backend struct {
 	prefix string
+	minTTL time.Duration
 	spread int
 	owned  func() error // closes the client, if Open made it
 	report func(key, owner string, err error)
@@ -100,6 +108,7 @@ func newBackend(client *clientv3.Client, cfg *Config) (*backend, error) {
 	}
 	b := &backend{
 		requester: requester{client: client}, prefix: prefix, spread: max(cfg.Leases, 1),
+		minTTL: cmp.Or(cfg.MinTTL, defaultMinTTL),
 		report: func(string, string, error) {}, leases: make(map[slot]*opening), all: make(map[*lease]struct{}),
 	}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
@@ -116,6 +125,8 @@ func (cfg *Config) check() (prefix string, err error) {
 	switch {
 	case cfg.Leases < 0 || cfg.Leases > maxSpread:
 		err = invalidf("%d leases: between 1 and %d are possible, and 0 stands for 1", cfg.Leases, maxSpread)
+	case cfg.MinTTL != 0 && (cfg.MinTTL < time.Second || cfg.MinTTL > locker.MaxTTL || cfg.MinTTL%time.Second != 0):
+		err = invalidf("MinTTL %v is no whole number of seconds between 1s and %v", cfg.MinTTL, locker.MaxTTL)
 	case len(prefix) > maxPrefixBytes:
 		err = invalidf("prefix of %d bytes, at most %d are allowed", len(prefix), maxPrefixBytes)
 	case !utf8.ValidString(prefix):
@@ -130,14 +141,13 @@ func invalidf(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{locker.ErrInvalid}, args...)...)
 }
 
-// Info implements locker.Backend. The shortest lease depends on how the server is set up: with
-// its usual timing it is two seconds. What it gives is in the grant's Lease.
+// Info implements locker.Backend.
 func (b *backend) Info() locker.Info {
 	return locker.Info{
 		Name: "etcd",
 		Can: locker.CapExclusive | locker.CapToken | locker.CapHolder | locker.CapWakeUp | locker.CapFIFO |
 			locker.CapPushLoss | locker.CapExpiry | locker.CapInterop | locker.CapInspect | locker.CapLeasedPlace,
-		Unit:      time.Second,
+		Unit: time.Second, MinTTL: b.minTTL,
 		Deadlines: true, Multiplexed: true,
 	}
 }

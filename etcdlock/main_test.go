@@ -69,7 +69,7 @@ func backendOn(t testing.TB, c *clientv3.Client, cfg *Config) *backend {
 
 func lockerOn(t testing.TB, c *clientv3.Client, cfg locker.Config) locker.Locker {
 	t.Helper()
-	l, err := New(c, &Config{Config: cfg})
+	l, err := New(c, &Config{Config: cfg, MinTTL: time.Second})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, l.Close(context.Background())) })
 	return l

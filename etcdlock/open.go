@@ -39,6 +39,7 @@ func open(_ context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker, 
 		// Most likely a password with a "#" that was not escaped, cut in two.
 		return nil, invalidf("the URL has a fragment")
 	}
+	own := &Config{Config: cfg.Config}
 	query := u.Query()
 	pick := func(name string) string {
 		defer query.Del(name)
@@ -48,6 +49,11 @@ func open(_ context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker, 
 	if err != nil {
 		return nil, err
 	}
+	if text := pick("min_ttl"); text != "" {
+		if own.MinTTL, err = time.ParseDuration(text); err != nil {
+			return nil, invalidf("the URL's query: min_ttl is a duration such as 1s")
+		}
+	}
 	if len(query) > 0 {
 		return nil, invalidf("the URL's query: known are %s", strings.Join(slices.Sorted(maps.Keys(parameters)), ", "))
 	}
@@ -55,7 +61,6 @@ func open(_ context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker, 
 	if err != nil {
 		return nil, err
 	}
-	own := &Config{Config: cfg.Config}
 	if prefix := strings.TrimPrefix(u.Path, "/"); prefix != "" {
 		own.Prefix = &prefix
 	}
@@ -97,6 +102,7 @@ func openWith(config clientv3.Config, dial dialer, cfg *Config) (locker.Locker, 
 
 // parameters are those of the URL's query. The names of files are read where the program runs.
 var parameters = map[string]string{
+	"min_ttl":         "Config.MinTTL, such as 1s",
 	"tls":             "true or false",
 	"tls_ca":          "a file of certificates, instead of the system's",
 	"tls_cert":        "a file with the client's certificate",

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -30,7 +31,7 @@ func TestOpen_refusesWhatItDoesNotKnowAndShowsNoSecrets(t *testing.T) { // House
 		"etcd://u:secret@localhost/#x", "etcd://u:secret@localhost/?prefix=x", "etcd://u:secret@localhost/?tls=yes",
 		"etcd://u:secret@localhost/?tls_ca=x", "etcd://u:secret@localhost/?tls=false&tls_server_name=x",
 		"etcd://u:secret@localhost/?tls=true&tls_ca=/nowhere", "etcd://u:secret@localhost/?tls=true&tls_cert=/nowhere",
-		"etcd://u:secret@a,::1/", "etcd://u:secret@localhost/" + strings.Repeat("x", 513), "etcd://u:secret@localhost/%00",
+		"etcd://u:secret@a,::1/", "etcd://u:secret@localhost/?min_ttl=x", "etcd://u:secret@localhost/?min_ttl=500ms", "etcd://u:secret@localhost/" + strings.Repeat("x", 513), "etcd://u:secret@localhost/%00",
 	} {
 		_, err := locker.Open(t.Context(), url)
 		require.ErrorIs(t, err, locker.ErrInvalid, url)
@@ -64,7 +65,7 @@ func TestNew_badSettingsAreInvalid(t *testing.T) {
 	c := connect(t, "localhost:1")
 	bad := func(s string) *string { return &s }
 	for _, cfg := range []*Config{
-		{Leases: -1}, {Leases: 65}, {Prefix: bad(strings.Repeat("x", 513))}, {Prefix: bad("\xff")}, {Prefix: bad("a\x00")},
+		{Leases: -1}, {MinTTL: 1}, {MinTTL: -time.Second}, {MinTTL: 1500 * time.Millisecond}, {Leases: 65}, {Prefix: bad(strings.Repeat("x", 513))}, {Prefix: bad("\xff")}, {Prefix: bad("a\x00")},
 	} {
 		_, err := New(c, cfg)
 		require.ErrorIs(t, err, locker.ErrInvalid)

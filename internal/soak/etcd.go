@@ -10,7 +10,10 @@ import (
 )
 
 // etcdTTL is the shortest lease of servers that hold elections after half a second.
-const etcdTTL = time.Second
+const (
+	etcdTTL  = time.Second
+	shortest = "/?min_ttl=1s"
+)
 
 var quickEtcd = testenv.EtcdConfig{Election: 500 * time.Millisecond, Heartbeat: 50 * time.Millisecond}
 
@@ -33,7 +36,7 @@ func withEtcd(ctx context.Context, run func(h conformance.Harness) error) error 
 	if err != nil {
 		return err
 	}
-	h := harness(srv.URL())
+	h := harness(srv.URL() + shortest)
 	h.TTL = etcdTTL
 	h.Server = breaking(srv.InCharge(), false)
 	return errors.Join(run(h), srv.Stop())
@@ -46,7 +49,7 @@ func withEtcdCluster(ctx context.Context, run func(h conformance.Harness) error)
 	if err != nil {
 		return err
 	}
-	h := harness(srv.URL())
+	h := harness(srv.URL() + shortest)
 	h.TTL = etcdTTL
 	leader := srv.InCharge()
 	h.Server = breaking(leader, true)
