@@ -81,6 +81,7 @@ func openWith(config clientv3.Config, dial dialer, cfg *Config) (locker.Locker, 
 	cs := &conns{dialer: dial, live: make(map[*conn]struct{})}
 	config.DialTimeout, config.DialKeepAliveTime, config.DialKeepAliveTimeout = dialTimeout, quietAfter, answerWithin
 	config.DialOptions = append(config.DialOptions, grpc.WithContextDialer(cs.dial))
+	config.MaxUnaryRetries = 1 // the Locker repeats what is worth it, and has the error to tell of
 	config.Logger = zap.NewNop()
 	client, err := clientv3.New(config)
 	if err != nil {
