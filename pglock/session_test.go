@@ -3,8 +3,11 @@ package pglock
 import (
 	"context"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -307,6 +310,41 @@ func TestSessions_oneThatLostItsClientIsEndedWhenTheNetworkIsBack(t *testing.T) 
 					}, soon, 10*time.Millisecond)
 				})
 			}
+		})
+	}
+}
+
+// The undo may have to wait until the server can be reached again. The caller has not.
+func TestSessions_anAttemptWithoutAnAnswerDoesNotWaitForItsUndo(t *testing.T) { // G4, G7, W4
+	database := newDatabase(t)
+	for mode, open := range onSessions {
+		t.Run(mode, func(t *testing.T) {
+			var way faultnet.Network
+			t.Cleanup(way.Close)
+			var refused atomic.Bool
+			b := open(t, connect(t, database, func(cfg *pgxpool.Config) {
+				cfg.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+					if refused.Load() {
+						return nil, syscall.ECONNREFUSED
+					}
+					return way.Dial(ctx, network, address)
+				}
+			}))
+			other := open(t, connect(t, database))
+			require.NoError(t, take(t, b, request("k", time.Minute)).Release(t.Context())) // there is a session
+			refused.Store(true)
+			way.DropReplies(1, nil)
+			ctx, cancel := context.WithTimeout(t.Context(), stuckAfter/2)
+			defer cancel()
+			g, err := b.TryAcquire(ctx, request("k", time.Minute))
+			require.Error(t, err)
+			require.NoError(t, ctx.Err(), "it is told at once: %v", err)
+			require.NotErrorIs(t, err, locker.ErrHeld)
+			require.NotNil(t, g, "it may have been taken")
+			requireLost(t, g.Release(t.Context()), locker.ReasonSession)
+			refused.Store(false)
+			require.Eventually(t, func() bool { return g.Release(t.Context()) == nil }, soon, time.Millisecond)
+			requireFree(t, other, "k")
 		})
 	}
 }

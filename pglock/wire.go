@@ -105,7 +105,6 @@ type wire struct {
 	prepared map[string]bool // statements that the server knows, or is being told of
 	err      error           // the wire has ended
 	closing  bool            // by us
-	parted   bool            // and the server was told, when it owed nothing
 	thens    []func()        // to be called when mu is free
 }
 
@@ -234,7 +233,7 @@ func (w *wire) close() {
 	if w.err == nil && len(w.flight) == 0 {
 		_ = w.conn.SetWriteDeadline(time.Now().Add(writeBound / 5))
 		w.front.Send(&pgproto3.Terminate{})
-		w.parted = w.front.Flush() == nil
+		_ = w.front.Flush()
 	}
 	_ = w.conn.Close()
 }
@@ -471,7 +470,7 @@ func (w *wire) end(err error, fatal *pgconn.PgError) {
 		ended.err = locker.ErrClosed
 	}
 	w.err = ended
-	if ended.byServer || w.parted {
+	if ended.byServer {
 		close(w.buried)
 	}
 	fail := func(c *call, err error) {
