@@ -72,7 +72,7 @@ func (r *HistoryResult) String() string {
 // all that the clients were told, by one clock, and then checks:
 //   - no two claims on a key overlap: a claim lasts from the return of the acquire
 //     until its release was called, its loss was told, its own Deadline, or its
-//     process was killed, whichever was first. On a store that pushes the end of a
+//     process was about to be killed, whichever was first. On a store that pushes the end of a
 //     session, which has freed the key by then, a claim that was lost with one ends 50 ms
 //     before that was told (H5), in which nothing stood still or was cut off;
 //   - no lock is believed in after its own Deadline;
@@ -293,8 +293,9 @@ func (m *mischief) strike(rng *rand.Rand) {
 		a.child.stop()
 	case what < 42 && a.child != nil:
 		m.faults["process killed"]++
+		from := m.now() // it dies some time after this, and a session's locks with it at once
 		a.child.kill()
-		m.archive.killed(a.n, m.now())
+		m.archive.killed(a.n, from)
 		for i := range m.actors {
 			if m.actors[i] == a {
 				m.actors[i] = m.cast()

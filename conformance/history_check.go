@@ -145,16 +145,16 @@ func (a *archive) rule(c *claimed, n note) *ruling {
 // lock on it (H5). The store gives their keys to others meanwhile.
 const pushBound = 50 * time.Millisecond
 
-// killed notes that a process has come to its end.
+// killed notes that a process has come to its end, at the earliest at this moment.
 func (a *archive) killed(process int, at time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, c := range a.claims {
 		if c.process == process {
 			if c.granted != 0 {
-				c.end(at, "killed")
+				c.end(max(at, c.granted), "killed")
 			} else if c.answered == 0 {
-				c.answered = at
+				c.answered = max(at, c.asked)
 			}
 		}
 	}

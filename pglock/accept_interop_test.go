@@ -123,6 +123,10 @@ func TestInterop_noLockIsTakenOnAStandby(t *testing.T) { // C109
 		require.Error(t, err, mode)
 		t.Logf("%s on a standby: %v", mode, err)
 	}
+	c := newConnector(connect(t, standby.URL()), time.Second)
+	require.False(t, c.endOnServer(t.Context(), &wire{pid: "1", started: "0"}), "nor does it know what has ended")
+	c = newConnector(connect(t, primary.URL()), time.Second)
+	require.True(t, c.endOnServer(t.Context(), &wire{pid: "1", started: "0"}))
 	both := replace(t, primary.URL(), primary.Addr(), standby.Addr()+","+primary.Addr())
 	direct := connect(t, primary.URL())
 	l := openOn(t, both, "advisory", nil)

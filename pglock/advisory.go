@@ -173,7 +173,7 @@ func (g *grant) Release(ctx context.Context) error {
 	refused := g.taking.err != nil || g.taking.rows[0][0] == nil
 	switch {
 	case refused && g.mayHold(g.taking.err):
-		return g.afterEnd(g.taking.err)
+		return g.afterEnd(ctx, g.taking.err)
 	case refused:
 		g.b.drop(g.s, g, nil)
 		return nil
@@ -195,7 +195,7 @@ func (g *grant) Release(ctx context.Context) error {
 	if g.s.ended() == nil {
 		return nil // also after an error: the statement's undo has given it back then
 	}
-	return g.afterEnd(g.giving.err)
+	return g.afterEnd(ctx, g.giving.err)
 }
 
 // Close implements locker.Closer.

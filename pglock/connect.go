@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,12 +27,13 @@ type connector struct {
 	config        *pgx.ConnConfig
 	beforeConnect func(context.Context, *pgx.ConnConfig) error
 	grace         time.Duration
-	sequenceMade  int64 // in microseconds of the server's clock; 0: there is none. See young
+	burials       chan struct{} // what is in it is under way
+	sequenceMade  int64         // in microseconds of the server's clock; 0: there is none. See young
 }
 
 func newConnector(pool *pgxpool.Pool, grace time.Duration) *connector {
 	cfg := pool.Config()
-	c := &connector{config: cfg.ConnConfig, beforeConnect: cfg.BeforeConnect, grace: grace}
+	c := &connector{config: cfg.ConnConfig, beforeConnect: cfg.BeforeConnect, grace: grace, burials: make(chan struct{}, maxBurials)}
 	if c.config.ValidateConnect == nil && len(c.config.Fallbacks) > 0 {
 		// Of several hosts it takes the one that is the primary.
 		c.config.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
@@ -40,34 +42,51 @@ func newConnector(pool *pgxpool.Pool, grace time.Duration) *connector {
 }
 
 // bury sees to it that the server ends a session whose connection has ended: it may not
-// have noticed, and hold its locks for some time. It blocks until that is so, which closes
-// w.buried, or ctx ends, or for ttl, after which the server has done so by itself.
+// have noticed, and hold its locks for some time. It blocks until that is so, or ctx ends, or
+// for ttl, after which the server will have done so by itself. Then the wire is settled.
 func (c *connector) bury(ctx context.Context, w *wire, ttl time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, ttl)
 	defer cancel()
+	over := false
 	const most = time.Second
-	for pause := most / 50; !c.endOnServer(ctx, w); pause = min(2*pause, most) {
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return
+	for pause := most / 50; !over && ctx.Err() == nil; pause = min(2*pause, most) {
+		if over = c.endOnServer(ctx, w); !over {
+			select {
+			case <-time.After(pause/2 + rand.N(pause)):
+			case <-ctx.Done():
+			}
 		}
 	}
-	close(w.buried)
+	w.settle(over)
 }
 
-// endOnServer reports whether the server says that a session is over, after it was told to
-// end it.
+// maxBurials is how many sessions are ended at a time: one outage may take many.
+const maxBurials = 4
+
+// endOnServer reports whether the primary says that a session is over, after it was told to
+// end it. A session whose beginning it does not show, because this role may not see it, may
+// be the one; and one of an advisory Locker that has lost its mark by now is another client's, to
+// whom a pooler has given it.
 func (c *connector) endOnServer(ctx context.Context, w *wire) bool {
 	ctx, cancel := context.WithTimeout(ctx, connectBound)
 	defer cancel()
+	select {
+	case c.burials <- struct{}{}:
+	case <-ctx.Done():
+		return false
+	}
+	defer func() { <-c.burials }()
 	conn, err := c.connect(ctx)
 	if err != nil {
 		return false
 	}
 	defer conn.Close(ctx) //nolint:errcheck // its answer is there
-	gone, err := ask(ctx, conn, asItself+"SELECT coalesce(bool_and(pg_terminate_backend(pid, 1000)), true) FROM pg_stat_activity "+
-		"WHERE pid = "+w.pid+" AND "+backendStart+" = "+literal(w.started))
+	mine := backendStart + " = " + literal(w.started)
+	if w.marked {
+		mine += " AND application_name LIKE '%[locker %'"
+	}
+	gone, err := ask(ctx, conn, asItself+"SELECT NOT pg_is_in_recovery() AND coalesce(bool_and(CASE WHEN backend_start IS NULL THEN false "+
+		"WHEN "+mine+" THEN pg_terminate_backend(pid, 1000) ELSE true END), true) FROM pg_stat_activity WHERE pid = "+w.pid)
 	return err == nil && gone[0] == "t"
 }
 
@@ -201,13 +220,17 @@ func (c *connector) setUp(ctx context.Context, conn *pgconn.PgConn, settings []s
 	const look = "CASE WHEN version() LIKE '%linux%' THEN set_config('client_connection_check_interval', '250', false) END"
 	// From PostgreSQL 17. It would end the transaction of a row lock, and a wait in line.
 	const lasts = "CASE WHEN current_setting('server_version_num')::int >= 170000 THEN set_config('transaction_timeout', '0', false) END"
-	if _, err := ask(ctx, conn, "SELECT "+setAll(slices.Concat(all, settings), false)+", "+look+", "+lasts); err != nil {
+	// A server changes the characters of a name that it does not know.
+	const name = "current_setting('application_name')"
+	set, err := ask(ctx, conn, "SELECT "+setAll(slices.Concat(all, settings), false)+", "+look+", "+lasts+", "+name)
+	if err != nil {
 		return nil, err
 	}
 	w, err := newWire(conn, pid, facts[4])
 	if err != nil {
 		return nil, err
 	}
+	w.marked = sessionTTL(set[len(set)-1]) > 0
 	now, _ := strconv.ParseInt(facts[5], 10, 64)
 	w.serverStart, _ = strconv.ParseInt(facts[6], 10, 64)
 	w.born = answered.Add(-time.Duration(now-w.serverStart) * time.Microsecond)

@@ -213,8 +213,11 @@ func (b *row) try(ctx context.Context, req locker.Request) (locker.Grant, error)
 	if err == nil {
 		err = insert.err // there is no row because it could not be made
 	}
-	if ended := s.ended(); ended != nil && !s.over() && !errors.Is(err, errNotSent) {
-		return g, failed(ended) // what is undone takes as long as the server is not there
+	if ended := s.ended(); ended != nil {
+		if s.over() || errors.Is(g.taking.err, errNotSent) {
+			return nil, locker.NoEffect(failed(ended))
+		}
+		return g, failed(ended) // the undo takes as long as the server is not there
 	}
 	// Nothing was taken: the transaction has failed, or is empty.
 	if err := g.Release(ctx); err != nil && s.ended() == nil {

@@ -202,8 +202,10 @@ func (ss *sessions) gone(at slot, o *opening, err error) {
 	// The holders know. Now the server, too, may give their keys to others.
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	if !s.over() && !ss.closed {
+	if s.mayHold(len(lost) > 0) && !ss.closed {
 		ss.running.Go(func() { ss.connector.bury(ss.ctx, s.wire, s.ttl) })
+	} else {
+		s.settle(s.over())
 	}
 }
 

@@ -64,22 +64,30 @@ func (g *sessionGrant) mint(c *call) (err error) {
 }
 
 // afterEnd is what giving something back comes to, with err, on a session that has ended:
-// nil is an answer that came before. It blocks until the server has ended the session too,
-// but not for long: then the grant is over with its session, and the server may know that
-// only later. Without an answer it is given back by the session's end. A session that has
-// ended before anything was sent has lost it, unless its end is our doing.
-func (g *sessionGrant) afterEnd(err error) error {
+// nil is an answer that came before. Without one it is given back by the session's end, for
+// which this waits: not for long, and not beyond the deadline of ctx. What ends ctx otherwise
+// is the news of that end. If it is not known then that the server has ended the session, the
+// grant is lost with it; and so it is if the session has ended before anything was sent,
+// unless that is our doing.
+func (g *sessionGrant) afterEnd(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	t := time.NewTimer(stuckAfter)
+	patience := stuckAfter
+	if deadline, ok := ctx.Deadline(); ok {
+		patience = min(patience, time.Until(deadline))
+	}
+	t := time.NewTimer(patience)
 	defer t.Stop()
 	select {
-	case <-g.w.buried:
-		if !errors.Is(err, errNotSent) || errors.Is(err, locker.ErrClosed) {
-			return nil
-		}
+	case <-g.w.settled:
 	case <-t.C:
+		if patience < stuckAfter {
+			return context.DeadlineExceeded
+		}
+	}
+	if g.w.over() && (!errors.Is(err, errNotSent) || errors.Is(err, locker.ErrClosed)) {
+		return nil
 	}
 	return &locker.LostError{Reason: locker.ReasonSession, Err: err}
 }

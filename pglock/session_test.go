@@ -3,8 +3,11 @@ package pglock
 import (
 	"context"
 	"fmt"
+	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -311,6 +314,102 @@ func TestSessions_oneThatLostItsClientIsEndedWhenTheNetworkIsBack(t *testing.T) 
 	}
 }
 
+// The undo may have to wait until the server can be reached again. The caller has not.
+func TestSessions_anAttemptWithoutAnAnswerDoesNotWaitForItsUndo(t *testing.T) { // G4, G7, W4
+	database := newDatabase(t)
+	for mode, open := range onSessions {
+		t.Run(mode, func(t *testing.T) {
+			var way faultnet.Network
+			t.Cleanup(way.Close)
+			var refused atomic.Bool
+			b := open(t, connect(t, database, func(cfg *pgxpool.Config) {
+				cfg.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+					if refused.Load() {
+						return nil, syscall.ECONNREFUSED
+					}
+					return way.Dial(ctx, network, address)
+				}
+			}))
+			other := open(t, connect(t, database))
+			require.NoError(t, take(t, b, request("k", time.Minute)).Release(t.Context())) // there is a session
+			refused.Store(true)
+			way.DropReplies(1, nil)
+			ctx, cancel := context.WithTimeout(t.Context(), stuckAfter/2)
+			defer cancel()
+			g, err := b.TryAcquire(ctx, request("k", time.Minute))
+			require.Error(t, err)
+			require.NoError(t, ctx.Err(), "it is told at once: %v", err)
+			require.NotErrorIs(t, err, locker.ErrHeld)
+			require.NotNil(t, g, "it may have been taken")
+			requireLost(t, g.Release(t.Context()), locker.ReasonSession)
+			refused.Store(false)
+			require.Eventually(t, func() bool { return g.Release(t.Context()) == nil }, soon, time.Millisecond)
+			requireFree(t, other, "k")
+		})
+	}
+}
+
+// A call returns by its deadline, also if it is not known by then what has become of it.
+func TestSessions_aReleaseHasADeadline(t *testing.T) { // R2
+	database := newDatabase(t)
+	for mode, open := range onSessions {
+		t.Run(mode, func(t *testing.T) {
+			var way faultnet.Network
+			t.Cleanup(way.Close)
+			b := open(t, connect(t, database, func(cfg *pgxpool.Config) { cfg.ConnConfig.DialFunc = way.Dial }))
+			g := take(t, b, request("k", time.Minute))
+			way.Set(faultnet.Refused)
+			lose(t, &way, g)
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			require.ErrorIs(t, g.Release(ctx), context.DeadlineExceeded)
+			cancelled, cancel := context.WithCancel(t.Context())
+			cancel()
+			requireLost(t, g.Release(cancelled), locker.ReasonSession) // by the news of the loss, which is no deadline
+		})
+	}
+}
+
+// To a session that was ended in order nothing is left to do: by then a pooler may have given
+// it to another client.
+func TestSessions_whatEndsInOrderIsNotEndedAgain(t *testing.T) {
+	var way faultnet.Network
+	t.Cleanup(way.Close)
+	b := advisoryOn(t, connect(t, newDatabase(t), func(cfg *pgxpool.Config) { cfg.ConnConfig.DialFunc = way.Dial }), Config{})
+	g := take(t, b, request("k", time.Minute)).(*grant)
+	require.NoError(t, g.Release(t.Context()))
+	dials := way.Dials()
+	b.mu.Lock()
+	b.resign(g.s)
+	b.mu.Unlock()
+	select {
+	case <-g.w.settled:
+	case <-time.After(soon):
+		require.Fail(t, "it is not settled")
+	}
+	require.Equal(t, dials, way.Dials())
+	require.False(t, g.w.over(), "the server's word is not there")
+}
+
+// A role that does not see the session, and a standby, cannot say that it is over.
+func TestSessions_areOverWhenThePrimaryCanSaySo(t *testing.T) { // R1, G1
+	database := newDatabase(t)
+	exec(t, connect(t, database), "GRANT CREATE ON SCHEMA public TO public")
+	first, _ := newRole(t, database)
+	second, _ := newRole(t, database)
+	for mode, open := range onSessions {
+		t.Run(mode, func(t *testing.T) {
+			g := take(t, open(t, connect(t, first)), request(mode, time.Minute))
+			w := wireOf(g)
+			require.False(t, newConnector(connect(t, second), time.Second).endOnServer(t.Context(), w))
+			require.NoError(t, w.ended())
+			require.True(t, newConnector(connect(t, first), time.Second).endOnServer(t.Context(), w))
+			require.Eventually(t, func() bool { return w.ended() != nil }, soon, time.Millisecond)
+			require.True(t, w.over())
+		})
+	}
+}
+
 // onSessions are the backends whose locks are a session's.
 var onSessions = map[string]func(*testing.T, *pgxpool.Pool) locker.Backend{
 	"advisory": func(t *testing.T, p *pgxpool.Pool) locker.Backend { return advisoryOn(t, p, Config{}) },
@@ -322,17 +421,18 @@ var onSessions = map[string]func(*testing.T, *pgxpool.Pool) locker.Backend{
 	},
 }
 
+func wireOf(g locker.Grant) *wire {
+	if g, ok := g.(*grant); ok {
+		return g.w
+	}
+	return g.(*soloGrant).w
+}
+
 // lose ends the connection of a grant's session without the server's hearing of it.
 func lose(t *testing.T, way *faultnet.Network, g locker.Grant) {
 	t.Helper()
 	way.Strand()
-	var w *wire
-	switch g := g.(type) {
-	case *grant:
-		w = g.w
-	case *soloGrant:
-		w = g.w
-	}
+	w := wireOf(g)
 	_ = w.conn.Close()
 	require.Eventually(t, func() bool { return w.ended() != nil }, soon, time.Millisecond)
 }

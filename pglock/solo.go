@@ -200,6 +200,8 @@ func (ss *solos) gone(s *solo, err error) {
 	defer ss.mu.Unlock()
 	if s.ttl > 0 && !s.over() && !ss.closed {
 		ss.running.Go(func() { ss.connector.bury(ss.ctx, s.wire, s.ttl) })
+	} else {
+		s.settle(s.over())
 	}
 }
 
@@ -260,9 +262,9 @@ func (g *soloGrant) Release(ctx context.Context) error {
 	case !got && g.s.ended() == nil:
 		return nil // nothing was taken
 	case !got:
-		return g.afterEnd(g.s.ended())
+		return g.afterEnd(ctx, g.s.ended())
 	case g.s.ended() == nil:
 		return nil // a transaction whose commit fails is over too
 	}
-	return g.afterEnd(g.giving.err)
+	return g.afterEnd(ctx, g.giving.err)
 }

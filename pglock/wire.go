@@ -90,7 +90,11 @@ type wire struct {
 	born        time.Time
 	serverStart int64
 
-	buried chan struct{} // closed when the session is over on the server too
+	marked bool // the session's name has our mark from its beginning to its end
+
+	// settled is closed when the wire has ended, and it is known whether the session is over
+	// on the server too, or nobody is left to find that out.
+	settled chan struct{}
 
 	// The hooks are called by the reader, without mu. They must not block.
 	onEnd    func(err error)     // once
@@ -104,8 +108,9 @@ type wire struct {
 	answered time.Time       // when the last one was complete
 	prepared map[string]bool // statements that the server knows, or is being told of
 	err      error           // the wire has ended
+	owed     bool            // and there were calls without an answer
+	isOver   bool            // the session is over on the server: see settled
 	closing  bool            // by us
-	parted   bool            // and the server was told, when it owed nothing
 	thens    []func()        // to be called when mu is free
 }
 
@@ -131,7 +136,7 @@ func newWire(c *pgconn.PgConn, pid, started string) (*wire, error) {
 		return nil, err
 	}
 	return &wire{
-		conn: h.Conn, front: h.Frontend, pid: pid, started: started, buried: make(chan struct{}),
+		conn: h.Conn, front: h.Frontend, pid: pid, started: started, settled: make(chan struct{}),
 		answered: time.Now(), prepared: make(map[string]bool),
 	}, nil
 }
@@ -150,12 +155,19 @@ func (w *wire) start(calls ...*call) {
 	w.send()
 }
 
-// wait waits for a call's answer until ctx ends, and reports whether it came.
+// wait waits for a call's answer until ctx ends, and reports whether it came. One that is
+// there counts also after ctx: the end of a session answers all calls, and then ends the
+// contexts of those who give back what is lost.
 func (c *call) wait(ctx context.Context) (answered bool) {
 	select {
 	case <-c.done:
 		return true
 	case <-ctx.Done():
+	}
+	select {
+	case <-c.done:
+		return true
+	default:
 		return false
 	}
 }
@@ -213,14 +225,27 @@ func (w *wire) ended() error {
 	return w.err
 }
 
+// settle is called once, when the wire has ended.
+func (w *wire) settle(over bool) {
+	w.mu.Lock()
+	w.isOver = over
+	w.mu.Unlock()
+	close(w.settled)
+}
+
 // over reports whether the session is known to be over on the server.
 func (w *wire) over() bool {
-	select {
-	case <-w.buried:
-		return true
-	default:
-		return false
-	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.isOver
+}
+
+// mayHold reports whether a session that has ended may have left something on the server. It
+// has not if we have ended it, in order, when it held nothing.
+func (w *wire) mayHold(held bool) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.isOver && (held || w.owed || !w.closing)
 }
 
 // close ends the connection, without waiting for the server. run returns soon.
@@ -234,7 +259,7 @@ func (w *wire) close() {
 	if w.err == nil && len(w.flight) == 0 {
 		_ = w.conn.SetWriteDeadline(time.Now().Add(writeBound / 5))
 		w.front.Send(&pgproto3.Terminate{})
-		w.parted = w.front.Flush() == nil
+		_ = w.front.Flush()
 	}
 	_ = w.conn.Close()
 }
@@ -471,9 +496,8 @@ func (w *wire) end(err error, fatal *pgconn.PgError) {
 		ended.err = locker.ErrClosed
 	}
 	w.err = ended
-	if ended.byServer || w.parted {
-		close(w.buried)
-	}
+	w.isOver = ended.byServer
+	w.owed = len(w.flight) > 0 || len(w.queue) > 0
 	fail := func(c *call, err error) {
 		if c.after != nil {
 			c = c.after
