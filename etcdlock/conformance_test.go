@@ -89,7 +89,7 @@ func (s *store) run(t *testing.T) {
 }
 
 func (s *store) locker(dial dialer) (locker.Locker, error) {
-	return openWith(clientv3.Config{Endpoints: s.servers.addrs, DialOptions: []grpc.DialOption{
+	return openWith(context.Background(), clientv3.Config{Endpoints: s.servers.addrs, DialOptions: []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(s.countCall), grpc.WithChainStreamInterceptor(s.countStream),
 	}}, dial, &Config{MinTTL: time.Second})
 }

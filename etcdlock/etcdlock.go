@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"slices"
 	"strings"
@@ -73,6 +74,7 @@ type backend struct {
 	prefix string
 	minTTL time.Duration
 	spread int
+	seed   maphash.Seed // spreads the keys over the leases
 	owned  func() error // closes the client, if Open made it
 	report func(key, owner string, err error)
 
@@ -107,10 +109,11 @@ func newBackend(client *clientv3.Client, cfg *Config) (*backend, error) {
 		return nil, invalidf("no etcd client")
 	}
 	b := &backend{
-		requester: requester{client: client}, prefix: prefix, spread: max(cfg.Leases, 1),
+		prefix: prefix, spread: max(cfg.Leases, 1), seed: maphash.MakeSeed(),
 		minTTL: cmp.Or(cfg.MinTTL, defaultMinTTL),
 		report: func(string, string, error) {}, leases: make(map[slot]*opening), all: make(map[*lease]struct{}),
 	}
+	b.use(client)
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.last, b.finish = context.WithCancel(context.Background())
 	return b, nil
@@ -167,6 +170,7 @@ func (b *backend) Close(ctx context.Context) error {
 	b.cancel()
 	err := b.crew.goHome(ctx)
 	b.finish()
+	err = errors.Join(err, b.lessor.Close())
 	if b.owned != nil {
 		err = errors.Join(err, b.owned())
 	}

@@ -79,7 +79,7 @@ func (b *backend) try(ctx context.Context, e *entry) (*grant, error) {
 	}
 	line := b.line(e.key)
 	answer, err := send(ctx, &b.requester, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return b.client.Txn(ctx).
+		return b.kv.Txn(ctx).
 			If(clientv3.Compare(clientv3.CreateRevision(line).WithPrefix(), "=", 0)).
 			Then(e.put()).
 			Else(clientv3.OpGet(line, clientv3.WithFirstCreate()...)).
@@ -121,7 +121,7 @@ func (b *backend) remaining(ctx context.Context, id int64) time.Duration {
 		return 0
 	}
 	seen, err := send(ctx, &b.requester, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
-		return b.client.TimeToLive(ctx, clientv3.LeaseID(id))
+		return b.lessor.TimeToLive(ctx, clientv3.LeaseID(id))
 	})
 	if err != nil || seen.TTL < 0 {
 		return 0
@@ -203,7 +203,7 @@ func (b *backend) look(ctx context.Context, renewals []locker.Renewal, indices [
 		gets[at] = clientv3.OpGet(renewals[i].Grant.(*grant).name, clientv3.WithKeysOnly())
 	}
 	seen, err := send(ctx, &b.requester, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return b.client.Txn(ctx).Then(gets...).Commit()
+		return b.kv.Txn(ctx).Then(gets...).Commit()
 	})
 	if err != nil {
 		return nil, failed(err)
@@ -236,7 +236,7 @@ func (e *entry) delete(ctx context.Context) (there bool, err error) {
 		created = clientv3.Compare(clientv3.CreateRevision(e.name), "=", rev)
 	}
 	answer, err := send(ctx, &e.l.b.requester, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return e.l.b.client.Txn(ctx).If(created).Then(clientv3.OpDelete(e.name)).Commit()
+		return e.l.b.kv.Txn(ctx).If(created).Then(clientv3.OpDelete(e.name)).Commit()
 	})
 	if err != nil {
 		if !didNothing(err) {

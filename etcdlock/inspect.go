@@ -12,8 +12,8 @@ import (
 	"github.com/go-locker/locker"
 )
 
-// Inspect implements locker.Inspector. Of a key that is held it takes two requests, the
-// second for the time that the lease has left.
+// Inspect implements locker.Inspector. It takes a second request for the time that the lease
+// of a held key has left.
 func (b *backend) Inspect(ctx context.Context, key string) (locker.Holding, error) {
 	first, err := b.first(ctx, key)
 	if first == nil {
@@ -29,7 +29,7 @@ func (b *backend) holding(first *mvccpb.KeyValue, remaining time.Duration) locke
 // first is the entry that holds a key, or nil.
 func (b *backend) first(ctx context.Context, key string) (*mvccpb.KeyValue, error) {
 	seen, err := send(ctx, &b.requester, func(ctx context.Context) (*clientv3.GetResponse, error) {
-		return b.client.Get(ctx, b.line(key), clientv3.WithFirstCreate()...)
+		return b.kv.Get(ctx, b.line(key), clientv3.WithFirstCreate()...)
 	})
 	if err != nil {
 		return nil, failed(err)
@@ -50,11 +50,11 @@ func (b *backend) ForceRelease(ctx context.Context, key, holder string) (bool, e
 	entry, sentinel := string(first.Key), b.sentinel(clientv3.LeaseID(first.Lease))
 	there := clientv3.Compare(clientv3.CreateRevision(entry), "=", first.CreateRevision)
 	done, err := send(ctx, &b.requester, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return b.client.Txn(ctx).If(there).Then(
+		return b.kv.Txn(ctx).If(there).Then(
 			clientv3.OpDelete(entry),
 			clientv3.OpTxn(
 				[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(sentinel), ">", 0)}, // it is ours
-				[]clientv3.Op{clientv3.OpPut(sentinel, entry, clientv3.WithIgnoreLease())}, nil),
+				[]clientv3.Op{clientv3.OpPut(sentinel, removal(entry, first.CreateRevision), clientv3.WithIgnoreLease())}, nil),
 		).Commit()
 	})
 	if err != nil {
@@ -89,7 +89,7 @@ func (b *backend) List(ctx context.Context, yield func(key string, h locker.Hold
 	from, end := cmp.Or(b.prefix, "\x00"), clientv3.GetPrefixRangeEnd(b.prefix)
 	for {
 		seen, err := send(ctx, &b.requester, func(ctx context.Context) (*clientv3.GetResponse, error) {
-			return b.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize))
+			return b.kv.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize))
 		})
 		if err != nil {
 			return failed(err)

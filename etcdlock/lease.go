@@ -3,16 +3,14 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync"
 	"time"
 
+	"github.com/go-locker/locker"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"google.golang.org/grpc"
-
-	"github.com/go-locker/locker"
 )
 
 // lease carries the entries of many locks, and of waiters. It is kept alive by whatever
@@ -64,7 +62,7 @@ const idleFor = time.Minute
 func (b *backend) newLease(ctx context.Context, ttl time.Duration) (*lease, error) {
 	sent := time.Now()
 	granted, err := send(ctx, &b.requester, func(ctx context.Context) (*clientv3.LeaseGrantResponse, error) {
-		return b.client.Grant(ctx, int64(ttl/time.Second))
+		return b.lessor.Grant(ctx, int64(ttl/time.Second))
 	})
 	if err != nil {
 		return nil, failed(err)
@@ -79,7 +77,7 @@ func (b *backend) newLease(ctx context.Context, ttl time.Duration) (*lease, erro
 		return nil, locker.Permanent(locker.ErrClosed)
 	}
 	put, err := send(ctx, &b.requester, func(ctx context.Context) (*clientv3.PutResponse, error) {
-		return b.client.Put(ctx, l.sentinel(), "", clientv3.WithLease(l.id))
+		return b.kv.Put(ctx, l.sentinel(), "", clientv3.WithLease(l.id))
 	})
 	if err != nil {
 		l.end(failed(err))
@@ -115,7 +113,7 @@ func (l *lease) watch(from int64) {
 			return
 		}
 		seen, err := send(l.ctx, &l.b.requester, func(ctx context.Context) (*clientv3.GetResponse, error) {
-			return l.b.client.Get(ctx, l.sentinel(), clientv3.WithCountOnly())
+			return l.b.kv.Get(ctx, l.sentinel(), clientv3.WithCountOnly())
 		})
 		switch {
 		case err != nil:
@@ -127,12 +125,12 @@ func (l *lease) watch(from int64) {
 	}
 }
 
-// removed reports the loss of an entry.
-func (l *lease) removed(name string) {
+// removed reports the loss of the entry that the sentinel names.
+func (l *lease) removed(note string) {
 	l.mu.Lock()
 	var lost *entry
 	for e := range l.entries {
-		if e.name == name && e.place == nil {
+		if e.place == nil && removal(e.name, e.created()) == note {
 			lost = e
 		}
 	}
@@ -141,6 +139,9 @@ func (l *lease) removed(name string) {
 		l.b.report(lost.key, lost.owner, &locker.LostError{Reason: locker.ReasonExpired})
 	}
 }
+
+// removal is what the sentinel of a lease is set to when an operator has removed an entry.
+func removal(name string, created int64) string { return strconv.FormatInt(created, 10) + " " + name }
 
 // rewatchAfter is the pause before a watch that the server has ended is made anew.
 const rewatchAfter = 50 * time.Millisecond
@@ -230,7 +231,7 @@ func (l *lease) send(r *refresh) {
 	sent := time.Now()
 	// Those who renew locks try again after a part of what the lease has left.
 	answer, err := sendWithin(l.ctx, &l.b.requester, l.ttl/6, func(ctx context.Context) (*pb.LeaseKeepAliveResponse, error) {
-		stream, err := pb.NewLeaseClient(l.b.client.ActiveConnection()).LeaseKeepAlive(ctx, grpc.WaitForReady(false))
+		stream, err := l.b.alive.LeaseKeepAlive(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -239,6 +240,7 @@ func (l *lease) send(r *refresh) {
 		}
 		return stream.Recv()
 	})
+	err = rpctypes.Error(err) // the client's own methods do that
 	if err == nil && answer.TTL <= 0 {
 		err = rpctypes.ErrLeaseNotFound
 	}
@@ -310,18 +312,25 @@ func (l *lease) sweep() {
 	}
 	l.mu.Unlock()
 	seen, err := send(l.ctx, &l.b.requester, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
-		return l.b.client.TimeToLive(ctx, l.id, clientv3.WithAttachedKeys())
+		return l.b.lessor.TimeToLive(ctx, l.id, clientv3.WithAttachedKeys())
 	})
 	if err != nil {
 		return // again at the next refresh
 	}
 	for _, name := range seen.Keys {
 		if !known[string(name)] {
-			_, _ = send(l.ctx, &l.b.requester, func(ctx context.Context) (*clientv3.DeleteResponse, error) {
-				return l.b.client.Delete(ctx, string(name))
-			})
+			l.strike(string(name))
 		}
 	}
+}
+
+// strike removes an entry from the store, if it stands on the lease: a waiter who got in line
+// anew has one of the same name on another.
+func (l *lease) strike(name string) {
+	here := clientv3.Compare(clientv3.LeaseValue(name), "=", l.id)
+	_, _ = send(l.ctx, &l.b.requester, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return l.b.kv.Txn(ctx).If(here).Then(clientv3.OpDelete(name)).Commit()
+	})
 }
 
 // retire ends the lease if it still has no entries.
@@ -341,14 +350,17 @@ func (l *lease) busy() bool {
 	return len(l.entries) > 0
 }
 
-// served notes that a waiter has become a holder.
-func (l *lease) served(e *entry) {
+// served notes that a waiter has become a holder, who hears of the lease's end from now on.
+// It returns false if the lease has ended already.
+func (l *lease) served(e *entry) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if e.place != nil {
-		e.place = nil
-		l.places--
+	if l.err != nil {
+		return false
 	}
+	e.place = nil
+	l.places--
+	return true
 }
 
 // tend keeps the lease alive as long as somebody waits: nobody else renews a waiter.
@@ -424,9 +436,9 @@ func (l *lease) revoke() {
 	defer cancel()
 	for again := rewatchAfter; ; again = min(2*again, time.Second) {
 		_, err := send(ctx, &l.b.requester, func(ctx context.Context) (*clientv3.LeaseRevokeResponse, error) {
-			return l.b.client.Revoke(ctx, l.id)
+			return l.b.lessor.Revoke(ctx, l.id)
 		})
-		if err == nil || didNothing(err) || !pause(ctx, again) {
+		if err == nil || errors.Is(err, rpctypes.ErrLeaseNotFound) || isPermanent(err) || !pause(ctx, again) {
 			return
 		}
 	}

@@ -28,13 +28,11 @@ type opening struct {
 	err  error
 }
 
-var seed = maphash.MakeSeed()
-
 // lease returns the lease for a key's lock, refreshed not long ago, and makes it if need be.
 // Its making goes on if ctx ends: others may wait for it. No error has had any effect on
 // the key.
 func (b *backend) lease(ctx context.Context, ttl time.Duration, key string) (*lease, error) {
-	at := slot{ttl, int(maphash.String(seed, key) % uint64(b.spread))}
+	at := slot{ttl, int(maphash.String(b.seed, key) % uint64(b.spread))}
 	for {
 		b.mu.Lock()
 		o, err := b.at(at)

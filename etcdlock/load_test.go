@@ -20,7 +20,7 @@ import (
 func countedLocker(t *testing.T, addr string, cfg locker.Config) (l locker.Locker, requests func() int64) {
 	t.Helper()
 	s := new(store)
-	l, err := openWith(clientv3.Config{Endpoints: []string{addr}, DialOptions: []grpc.DialOption{
+	l, err := openWith(context.Background(), clientv3.Config{Endpoints: []string{addr}, DialOptions: []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(s.countCall), grpc.WithChainStreamInterceptor(s.countStream),
 	}}, new(net.Dialer).DialContext, &Config{Config: cfg})
 	require.NoError(t, err)

@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -33,8 +34,9 @@ const (
 	answerWithin = 2 * time.Second
 )
 
-// open opens a Locker on a client of its own. Without a user it does no I/O.
-func open(_ context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker, error) {
+// open opens a Locker on a client of its own. Without a user it does no I/O; with one it
+// blocks until the client has logged in, or ctx ends.
+func open(ctx context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker, error) {
 	if u.Fragment != "" {
 		// Most likely a password with a "#" that was not escaped, cut in two.
 		return nil, invalidf("the URL has a fragment")
@@ -69,12 +71,12 @@ func open(_ context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker, 
 	}
 	config := clientv3.Config{Endpoints: endpoints, TLS: security, Username: u.User.Username()}
 	config.Password, _ = u.User.Password()
-	return openWith(config, cfg.Dial, own)
+	return openWith(ctx, config, cfg.Dial, own)
 }
 
 // openWith opens a Locker on a client of its own, whose connections dial makes; nil is the
 // usual way.
-func openWith(config clientv3.Config, dial dialer, cfg *Config) (locker.Locker, error) {
+func openWith(ctx context.Context, config clientv3.Config, dial dialer, cfg *Config) (locker.Locker, error) {
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
 	}
@@ -83,16 +85,24 @@ func openWith(config clientv3.Config, dial dialer, cfg *Config) (locker.Locker, 
 	config.DialOptions = append(config.DialOptions, grpc.WithContextDialer(cs.dial))
 	config.MaxUnaryRetries = 1 // the Locker repeats what is worth it, and has the error to tell of
 	config.Logger = zap.NewNop()
+	life, end := context.WithCancel(context.Background())
+	config.Context = life
+	opened := context.AfterFunc(ctx, end)
 	client, err := clientv3.New(config)
-	if err != nil {
+	if !opened() && err == nil {
+		err = client.Close()
+	}
+	if err = cmp.Or(ctx.Err(), err); err != nil {
+		end()
 		return nil, failed(err)
 	}
 	b, err := newBackend(client, cfg)
 	if err != nil {
+		end()
 		_ = client.Close()
 		return nil, err
 	}
-	b.owned, b.silent = client.Close, cs.drop
+	b.owned, b.silent = func() error { defer end(); return client.Close() }, cs.drop
 	l, err := locker.New(b, &cfg.Config)
 	if err != nil {
 		_ = b.Close(context.Background())

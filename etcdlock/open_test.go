@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +45,19 @@ func TestOpen_doesNoIO(t *testing.T) {
 	l, err := locker.Open(t.Context(), "etcd://localhost:1/app/")
 	require.NoError(t, err)
 	require.NoError(t, l.Close(context.Background()))
+}
+
+// A client with a user logs in first, which may take as long as the caller says.
+func TestOpen_endsWithItsContext(t *testing.T) { // G5
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	_, err = locker.Open(ctx, "etcd://app:secret@"+silent.Addr().String()+"/app/")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Less(t, time.Since(start), dialTimeout/2)
 }
 
 func TestOpen_takesThePathForThePrefix(t *testing.T) {

@@ -30,8 +30,8 @@ type place struct {
 	held          locker.HeldError   // and who was first
 }
 
-// Enqueue implements locker.Queuer. A place whose request had no answer is a place too: its
-// Claim finds out.
+// Enqueue implements locker.Queuer. A place whose request had no answer is a place too, for
+// what may stand in the line has to be taken out again: its Claim is refused.
 func (b *backend) Enqueue(ctx context.Context, req locker.Request) (locker.Place, error) {
 	if req.Mode != locker.ModeExclusive {
 		return nil, locker.ErrUnsupported
@@ -56,10 +56,10 @@ func (p *place) line(ctx context.Context) error {
 		}
 		if !p.enter(e) {
 			l.remove(e)
-			return locker.NoEffect(errLeft)
+			return errLeft
 		}
 		answer, err := send(ctx, &p.b.requester, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-			return p.b.client.Txn(ctx).
+			return p.b.kv.Txn(ctx).
 				If(clientv3.Compare(clientv3.CreateRevision(e.name), "=", 0)).
 				Then(clientv3.OpGet(p.b.line(e.key), clientv3.WithLastCreate()...), e.put()).
 				Commit()
@@ -71,7 +71,7 @@ func (p *place) line(ctx context.Context) error {
 			l.remove(e)
 			return failed(err)
 		case err != nil:
-			l.resign()
+			l.resign() // and Claim says that it is open whether the entry is there
 		case answer.Succeeded:
 			e.create(answer.Header.Revision)
 			if ahead := kvs(answer, 0); len(ahead) > 0 {
@@ -96,7 +96,10 @@ func (p *place) enter(e *entry) bool {
 	return !p.over()
 }
 
-var errLeft = errors.New("etcdlock: the place was given up")
+var (
+	errLeft       = errors.New("etcdlock: the place was given up")
+	errUnanswered = errors.New("etcdlock: it is not known whether the entry of the place is in the store")
+)
 
 // call says that the turn may have come.
 func (p *place) call() {
@@ -148,7 +151,7 @@ func (b *backend) deleted(ctx context.Context, name string, rev int64) bool {
 // there reports whether an entry is in the store. In doubt it is not: who asks looks again.
 func (b *backend) there(ctx context.Context, name string, rev int64) bool {
 	seen, err := send(ctx, &b.requester, func(ctx context.Context) (*clientv3.GetResponse, error) {
-		return b.client.Get(ctx, name, clientv3.WithKeysOnly())
+		return b.kv.Get(ctx, name, clientv3.WithKeysOnly())
 	})
 	return err == nil && len(seen.Kvs) == 1 && seen.Kvs[0].CreateRevision == rev
 }
@@ -165,33 +168,39 @@ func (p *place) Claim(ctx context.Context) (locker.Grant, error) {
 		p.mu.Unlock()
 		switch {
 		case gone:
-			return nil, locker.NoEffect(errLeft)
+			return nil, errLeft
 		case e.l.ended() != nil:
 			if err := p.line(ctx); err != nil {
 				return nil, err
 			}
 			continue
-		case !p.called.Swap(false) && since < e.l.ttl/2:
+		case e.created() == 0:
+			return nil, errUnanswered
+		case !p.called.Swap(false) && since < min(e.l.ttl/2, unseen):
 			return nil, &held
 		}
 		g, err := p.claim(ctx, e)
 		if !errors.Is(err, errRemoved) {
 			return g, err
 		}
+		e.l.remove(e)
 		if err := p.line(ctx); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// errRemoved: the entry is not in the store.
+// unseen is for how long at most a watch is trusted that says nothing.
+const unseen = 10 * time.Second
+
+// errRemoved: the entry is not in the store, or goes with its lease.
 var errRemoved = errors.New("etcdlock: the entry was removed")
 
 // claim makes one request. The entry is the lock if none was created before it.
 func (p *place) claim(ctx context.Context, e *entry) (locker.Grant, error) {
 	line, rev := p.b.line(e.key), e.created()
 	answer, err := send(ctx, &p.b.requester, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return p.b.client.Txn(ctx).
+		return p.b.kv.Txn(ctx).
 			If(clientv3.Compare(clientv3.CreateRevision(e.name), "=", rev),
 				clientv3.Compare(clientv3.CreateRevision(line).WithPrefix(), ">", rev-1)).
 			Else(clientv3.OpGet(e.name),
@@ -203,33 +212,35 @@ func (p *place) claim(ctx context.Context, e *entry) (locker.Grant, error) {
 		p.call() // it was not looked
 		return nil, locker.NoEffect(failed(err))
 	}
+	if answer.Succeeded {
+		return p.take(e)
+	}
+	own, first, ahead := kvs(answer, 0), kvs(answer, 1), kvs(answer, 2)
+	if len(own) == 0 || own[0].CreateRevision != rev {
+		return nil, errRemoved
+	}
+	held := locker.HeldError{Holder: p.b.holder(first[0]), Remaining: p.b.remaining(ctx, first[0].Lease)}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(ahead) > 0 && !p.over() {
+		p.await(ahead[0])
+	}
+	p.looked, p.held = time.Now(), held
+	return nil, &held
+}
+
+// take makes the entry, which is the first of its line, a lock, unless its lease has ended.
+func (p *place) take(e *entry) (locker.Grant, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
 	case p.over():
-		return nil, locker.NoEffect(errLeft)
-	case answer.Succeeded && rev > 0:
-		p.claimed = true
-		e.l.served(e)
-		return &grant{e}, nil
-	case answer.Succeeded: // nobody is there
+		return nil, errLeft
+	case !e.l.served(e):
 		return nil, errRemoved
 	}
-	own, first, ahead := kvs(answer, 0), kvs(answer, 1), kvs(answer, 2)
-	switch {
-	case len(own) == 0:
-		return nil, errRemoved
-	case clientv3.LeaseID(own[0].Lease) != e.l.id:
-		p.call() // it goes with its lease, which has ended
-	case own[0].CreateRevision != rev: // the request that made it had no answer
-		e.create(own[0].CreateRevision)
-		p.call()
-	case len(ahead) > 0:
-		p.await(ahead[0])
-	}
-	p.looked, p.held = time.Now(), locker.HeldError{Holder: p.b.holder(first[0])}
-	held := p.held
-	return nil, &held
+	p.claimed = true
+	return &grant{e}, nil
 }
 
 func kvs(answer *clientv3.TxnResponse, at int) []*mvccpb.KeyValue {

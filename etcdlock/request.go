@@ -3,14 +3,17 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/go-locker/locker"
 )
@@ -25,12 +28,36 @@ const (
 
 // requester bounds requests in time.
 type requester struct {
-	client *clientv3.Client
+	client *clientv3.Client // for watches, which wait for a connection
+	kv     clientv3.KV
+	lessor clientv3.Lease
+	alive  pb.LeaseClient
 	silent func(sent time.Time) // a request had no answer; nil: nothing follows from that
 	slice  atomic.Int64         // of the next one, or 0: minSlice
 }
 
-// send makes one request. A member without a leader refuses it at once, and others are asked.
+func (r *requester) use(client *clientv3.Client) {
+	conn := prompt{client.ActiveConnection()}
+	r.client, r.alive = client, pb.NewLeaseClient(conn)
+	r.kv = clientv3.NewKVFromKVClient(pb.NewKVClient(conn), client)
+	r.lessor = clientv3.NewLeaseFromLeaseClient(r.alive, client, 0)
+}
+
+// prompt is a client's connection on which requests fail while there is none to any member. The
+// client itself has them wait for one, and repeats them: then nobody learns what is wrong.
+type prompt struct{ *grpc.ClientConn }
+
+// Invoke implements grpc.ClientConnInterface.
+func (c prompt) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	return c.ClientConn.Invoke(ctx, method, args, reply, append(opts, grpc.WaitForReady(false))...)
+}
+
+// NewStream implements grpc.ClientConnInterface.
+func (c prompt) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	return c.ClientConn.NewStream(ctx, desc, method, append(opts, grpc.WaitForReady(false))...)
+}
+
+// send makes one request. If a member cannot answer it, others are asked.
 func send[R any](ctx context.Context, r *requester, request func(context.Context) (R, error)) (R, error) {
 	return sendWithin(ctx, r, maxSlice, request)
 }
@@ -44,7 +71,7 @@ func sendWithin[R any](ctx context.Context, r *requester, most time.Duration, re
 	answer, err := request(bounded)
 	// The client goes from member to member, one for each request. What else it does meanwhile
 	// may bring all attempts of a lock to the same one, so this is not left to those.
-	for tried := 1; errors.Is(err, rpctypes.ErrNoLeader) && tried < len(r.client.Endpoints()); tried++ {
+	for tried := 1; isPassing(err) && tried < max(len(r.client.Endpoints()), 2); tried++ {
 		answer, err = request(bounded)
 	}
 	switch {
@@ -54,7 +81,7 @@ func sendWithin[R any](ctx context.Context, r *requester, most time.Duration, re
 		if slice < most {
 			r.slice.Store(int64(min(2*slice, maxSlice)))
 		}
-		if r.silent != nil {
+		if r.silent != nil && slice >= minSlice {
 			r.silent(sent)
 		}
 	}
@@ -74,24 +101,35 @@ func code(err error) codes.Code {
 	return status.Code(err) // of what is no status: Unknown
 }
 
-// didNothing reports whether the server has certainly done nothing.
-func didNothing(err error) bool {
-	switch code(err) {
-	case codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition, codes.ResourceExhausted,
-		codes.PermissionDenied, codes.Unauthenticated, codes.OutOfRange, codes.Unimplemented:
-		return true
-	}
-	return errors.Is(err, rpctypes.ErrNoLeader)
+// passing are refusals after which the same request, sent again at once, may have an answer:
+// by a member that has a leader, or that votes, or with the rights that the client has read anew.
+var passing = []error{
+	rpctypes.ErrNoLeader, rpctypes.Error(rpctypes.ErrGRPCNotSupportedForLearner),
+	rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty,
 }
 
-// isPermanent reports whether waiting does not cure err. A token that ran out is renewed
-// by the client, and rights that were changed meanwhile are read anew.
+func isPassing(err error) bool {
+	return slices.ContainsFunc(passing, func(one error) bool { return errors.Is(err, one) })
+}
+
+// didNothing reports whether the server has certainly done nothing. One whose store is full
+// may say so after the write that filled it.
+func didNothing(err error) bool {
+	switch code(err) {
+	case codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition,
+		codes.PermissionDenied, codes.Unauthenticated, codes.OutOfRange, codes.Unimplemented:
+		return true
+	case codes.Unavailable: // there was no connection to send anything on, says gRPC
+		return isPassing(err) || strings.Contains(status.Convert(err).Message(), "Error while dialing")
+	}
+	return isPassing(err) || errors.Is(err, rpctypes.ErrTooManyRequests)
+}
+
+// isPermanent reports whether waiting does not cure err.
 func isPermanent(err error) bool {
 	switch code(err) {
-	case codes.PermissionDenied, codes.Unimplemented:
-		return true
-	case codes.InvalidArgument, codes.FailedPrecondition:
-		return !errors.Is(err, rpctypes.ErrAuthOldRevision)
+	case codes.PermissionDenied, codes.Unimplemented, codes.InvalidArgument, codes.FailedPrecondition:
+		return !isPassing(err)
 	}
 	return false
 }
