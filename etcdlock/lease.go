@@ -229,8 +229,9 @@ func (l *lease) keepAlive(ctx context.Context) error {
 // there is no server.
 func (l *lease) send(r *refresh) {
 	sent := time.Now()
-	// Those who renew locks try again after a part of what the lease has left.
-	answer, err := sendWithin(l.ctx, &l.b.requester, l.ttl/6, func(ctx context.Context) (*pb.LeaseKeepAliveResponse, error) {
+	// Those who renew locks try again after a part of what the lease has left, and on another
+	// connection if nothing came on this one: a member so slow cannot keep locks so short.
+	answer, err := sendWithin(l.ctx, &l.b.requester, l.ttl/4, func(ctx context.Context) (*pb.LeaseKeepAliveResponse, error) {
 		stream, err := l.b.alive.LeaseKeepAlive(ctx)
 		if err != nil {
 			return nil, err

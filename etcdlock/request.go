@@ -81,7 +81,7 @@ func sendWithin[R any](ctx context.Context, r *requester, most time.Duration, re
 		if slice < most {
 			r.slice.Store(int64(min(2*slice, maxSlice)))
 		}
-		if r.silent != nil && slice >= minSlice {
+		if r.silent != nil {
 			r.silent(sent)
 		}
 	}
