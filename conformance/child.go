@@ -96,15 +96,20 @@ func watch(k locker.Lock, a *answer) {
 	}
 }
 
+// openBound is for how long a process tries to open its Locker: what the store is behind may
+// be on its way back.
+const openBound = 5 * time.Second
+
 // serveChild obeys standard input until its end.
 func serveChild(ctx context.Context, h *Harness) {
-	var l locker.Locker
-	var err error
 	net := new(faultnet.Network)
+	open := h.Open
 	if h.OpenVia != nil {
-		l, err = h.OpenVia(ctx, net)
-	} else {
-		l, err = h.Open(ctx)
+		open = func(ctx context.Context) (locker.Locker, error) { return h.OpenVia(ctx, net) }
+	}
+	l, err := open(ctx)
+	for late := time.Now().Add(openBound); err != nil && time.Now().Before(late); l, err = open(ctx) {
+		time.Sleep(50 * time.Millisecond) // a program would be started again
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "opening a Locker:", err)
