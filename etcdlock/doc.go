@@ -71,8 +71,9 @@
 // A lock has the TTL of its lease: Extend takes no other, and a Locker has locks of at most
 // four different TTLs at a time. etcd counts in whole seconds, and rounds up; the least it
 // gives is one and a half times the time after which it holds an election, two seconds as
-// it comes (Config.MinTTL): Lock.TTL tells. What does not end with the lease, a lock without renewal or with WithMaxHold, is
-// given back by the Locker, again and again until the server has answered. A lease of which
+// it comes (Config.MinTTL): Lock.TTL tells. What does not end with the lease, a lock without
+// renewal or with WithMaxHold, is given back by the Locker, again and again until the server
+// has answered. A lease of which
 // it is open what was put on it takes no new locks, and is revoked when its last one is gone.
 // One without locks is revoked after a minute, or runs out before.
 //
@@ -82,13 +83,15 @@
 //
 // A request that has no answer within a second is given up, and made again with more time: a
 // leader that dies, or a member that hangs, costs that second and the election. Requests
-// need a leader: a member that has lost its own refuses them at once. A watch that is
+// need a leader: a member that has lost its own refuses them at once, and another one is asked.
+// While no member can be connected to, they fail at once, with the reason. A watch that is
 // refused, because its revision was compacted or its member has no leader, is made anew after a
-// look at the store. If the store is full (NOSPACE), acquiring fails with the server's error, and
-// what is held can be renewed and given back.
+// look at the store. If the store is full (NOSPACE), acquiring fails with the server's error, as
+// does an operator's ForceRelease, and what is held can be renewed and given back.
 //
 // A client of one's own should set DialKeepAliveTime and DialKeepAliveTimeout, so that a
 // connection that has silently died is given up; locker.Open sets them, and gives up connections on
 // which a request had no answer. The user of the client needs to read and to write the keys
-// that begin with Prefix, and for leases no right of its own.
+// that begin with Prefix, and for leases no right of its own. The client logs in again for each
+// watch and for each renewal of a lease, which is a write and costs the server a password's hash.
 package etcdlock
