@@ -25,6 +25,7 @@ func startCluster(t testing.TB) *testenv.EtcdCluster {
 // What breaks is the leader. The cases are those that could end differently on three members:
 // the rest would cost minutes and prove nothing.
 func TestConformance_cluster(t *testing.T) { // C122
+	t.Parallel()
 	cases := regexp.MustCompile(`^(G1/(lockers|proc)|G3/token|G4|G7|H3/server|R2/lost|W1/kil|W3/next|W4/server)`)
 	(&store{only: func(c conformance.Case) bool { return cases.MatchString(c.ID) }, start: func(ctx context.Context) (servers, error) {
 		c, err := testenv.StartEtcdCluster(ctx, quick)
