@@ -44,10 +44,9 @@ func TestConformance(t *testing.T) {
 }
 
 // Behind Sentinel there is one server, until something breaks. Left out is how locks
-// are given back in an outage: a release takes the way of a grant. Several servers that
-// share a busy machine take their time.
+// are given back in an outage: a release takes the way of a grant.
 func TestConformance_sentinel(t *testing.T) {
-	(&store{connect: failover, ttl: conformance.DefaultTTL, only: of("GHW", uses(network|broken)), start: func(ctx context.Context) (servers, error) {
+	(&store{connect: failover, only: of("GHW", uses(network|broken)), start: func(ctx context.Context) (servers, error) {
 		srv, err := testenv.StartSentinel(ctx, &testenv.SentinelConfig{Redis: durable})
 		if err != nil {
 			return servers{}, err
@@ -81,7 +80,7 @@ const username, password = "locker", "secret"
 // Here they are in one slot, so that the node that breaks is theirs.
 func TestConformance_clusterNode(t *testing.T) {
 	const tag = "{tag}"
-	(&store{prefix: tag, connect: cluster, ttl: conformance.DefaultTTL, only: uses(broken), start: func(ctx context.Context) (servers, error) {
+	(&store{prefix: tag, connect: cluster, only: uses(broken), start: func(ctx context.Context) (servers, error) {
 		srv, err := testenv.StartCluster(ctx, &testenv.ClusterConfig{Redis: durable})
 		if err != nil {
 			return servers{}, err
@@ -202,8 +201,7 @@ type store struct {
 	connect  func(u *url.URL, dial dialer) (redis.UniversalClient, error)
 	prefix   string
 	replicas int
-	only     chooser       // nil: all cases
-	ttl      time.Duration // the suite's; 0: half of what it usually is
+	only     chooser // nil: all cases
 
 	servers  servers
 	looker   redis.UniversalClient
@@ -234,7 +232,7 @@ func (s *store) run(t *testing.T) {
 		Open:     func(context.Context) (locker.Locker, error) { return s.open(nil) },
 		OpenVia:  func(_ context.Context, net *faultnet.Network) (locker.Locker, error) { return s.open(net.Dial) },
 		Server:   s.servers.breakable,
-		TTL:      cmp.Or(s.ttl, conformance.DefaultTTL/2),
+		TTL:      conformance.DefaultTTL / 2,
 		Names:    s.names,
 		Env:      []string{urlEnv + "=" + s.servers.url, prefixEnv + "=" + s.prefix},
 		Requests: s.requests.Load,
