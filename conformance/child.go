@@ -98,7 +98,7 @@ func watch(k locker.Lock, a *answer) {
 
 // openBound is for how long a process tries to open its Locker: what the store is behind may
 // be on its way back.
-const openBound = 5 * time.Second
+const openBound = 2 * time.Second
 
 // serveChild obeys standard input until its end.
 func serveChild(ctx context.Context, h *Harness) {

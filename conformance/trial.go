@@ -211,19 +211,27 @@ func (t *trial) wantFree(key string) {
 
 // wantHeld asks from outside for key, and returns who has it.
 func (t *trial) wantHeld(key string) *locker.HeldError {
+	return t.wantRefused(key, func() error { return nil })
+}
+
+// wantRefused is wantHeld. If the key was free, the failure says what its holder believed
+// then: a lock that he knows he has lost, on a machine that stood still, is another matter
+// than two holders.
+func (t *trial) wantRefused(key string, believed func() error) *locker.HeldError {
 	k, err := t.try(t.ctx, t.bystander(), key)
+	lost := believed()
 	if k != nil {
 		t.release(k)
 	}
 	var held *locker.HeldError
-	t.must(errors.As(err, &held), "a *HeldError: the key is held", "TryAcquire: %v", err)
+	t.must(errors.As(err, &held), "a *HeldError: the key is held", "TryAcquire: %v; Err of the holder: %v", err, lost)
 	t.want(held.Key == key, "the key that was asked for", "HeldError.Key: %q", held.Key)
 	return held
 }
 
 // wantHeldBy is wantHeld, and checks the holder where the store shows it.
 func (t *trial) wantHeldBy(k locker.Lock) *locker.HeldError {
-	held := t.wantHeld(k.Key())
+	held := t.wantRefused(k.Key(), k.Err)
 	switch {
 	case !t.can(locker.CapHolder):
 	case t.can(locker.CapSessionHolder):

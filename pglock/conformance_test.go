@@ -30,6 +30,7 @@ func TestConformance_advisory(t *testing.T) { // C93, C94, C96, C104
 
 // Each waiter has a session, and a place in the server's line.
 func TestConformance_blocked(t *testing.T) { // C56, C106
+	t.Parallel()
 	(&store{start: direct, names: advisoryNames, only: of("G4/lost|H5|R3|W1/[^n]|W[35]|House/nothing"), open: func(ctx context.Context, pool, _ *pgxpool.Pool) (locker.Locker, error) {
 		return New(ctx, pool, &Config{Create: true, BlockedWaiters: true, RestartGrace: conformance.DefaultTTL})
 	}}).run(t)
@@ -50,12 +51,14 @@ func TestConformance_lease(t *testing.T) { // C110, C113, C114
 // Every statement may come to another session. Releases are heard of on a connection
 // that goes to the server itself.
 func TestConformance_leaseThroughPgBouncer(t *testing.T) { // C98, C99
+	t.Parallel()
 	(&store{start: behind("transaction"), names: leaseNames, open: openOnLeases, ttl: conformance.DefaultTTL,
 		only: of("G1/(lockers|proc)|G[47]/[^c]|R2/lost|W1/(kil|los)|W4/server|K1/(ind|long)")}).run(t)
 }
 
 // A connection's end is its session's, but for what PgBouncer has to do with it.
 func TestConformance_advisoryThroughSessionPooler(t *testing.T) { // C98
+	t.Parallel()
 	(&store{start: behind("session"), names: advisoryNames, open: openOnAdvisory, ttl: conformance.DefaultTTL,
 		only: of("G4/lost|H5|R4|W1/kil|W4/server|House/nothing")}).run(t)
 }

@@ -27,7 +27,8 @@ import (
 
 // One server is judged by all cases. Every other deployment is judged by those that
 // could end differently there, because the rest would cost minutes and prove nothing.
-// To servers another process is another client, and those are in all runs.
+// To servers another process is another client, and those are in all runs. Those that
+// count no goroutines run beside others: they wait more than they work.
 
 func TestConformance(t *testing.T) {
 	(&store{prefix: "conformance-" + rand.Text() + ":", connect: single, start: func(ctx context.Context) (servers, error) {
@@ -44,10 +45,10 @@ func TestConformance(t *testing.T) {
 }
 
 // Behind Sentinel there is one server, until something breaks. Left out is how locks
-// are given back in an outage: a release takes the way of a grant. Several servers that
-// share a busy machine take their time.
+// are given back in an outage: a release takes the way of a grant.
 func TestConformance_sentinel(t *testing.T) {
-	(&store{connect: failover, ttl: conformance.DefaultTTL, only: of("GHW", uses(network|broken)), start: func(ctx context.Context) (servers, error) {
+	t.Parallel()
+	(&store{connect: failover, only: of("GHW", uses(network|broken)), start: func(ctx context.Context) (servers, error) {
 		srv, err := testenv.StartSentinel(ctx, &testenv.SentinelConfig{Redis: durable})
 		if err != nil {
 			return servers{}, err
@@ -80,8 +81,9 @@ const username, password = "locker", "secret"
 
 // Here they are in one slot, so that the node that breaks is theirs.
 func TestConformance_clusterNode(t *testing.T) {
+	t.Parallel()
 	const tag = "{tag}"
-	(&store{prefix: tag, connect: cluster, ttl: conformance.DefaultTTL, only: uses(broken), start: func(ctx context.Context) (servers, error) {
+	(&store{prefix: tag, connect: cluster, only: uses(broken), start: func(ctx context.Context) (servers, error) {
 		srv, err := testenv.StartCluster(ctx, &testenv.ClusterConfig{Redis: durable})
 		if err != nil {
 			return servers{}, err
@@ -202,8 +204,7 @@ type store struct {
 	connect  func(u *url.URL, dial dialer) (redis.UniversalClient, error)
 	prefix   string
 	replicas int
-	only     chooser       // nil: all cases
-	ttl      time.Duration // the suite's; 0: half of what it usually is
+	only     chooser // nil: all cases
 
 	servers  servers
 	looker   redis.UniversalClient
@@ -234,7 +235,7 @@ func (s *store) run(t *testing.T) {
 		Open:     func(context.Context) (locker.Locker, error) { return s.open(nil) },
 		OpenVia:  func(_ context.Context, net *faultnet.Network) (locker.Locker, error) { return s.open(net.Dial) },
 		Server:   s.servers.breakable,
-		TTL:      cmp.Or(s.ttl, conformance.DefaultTTL/2),
+		TTL:      conformance.DefaultTTL / 2,
 		Names:    s.names,
 		Env:      []string{urlEnv + "=" + s.servers.url, prefixEnv + "=" + s.prefix},
 		Requests: s.requests.Load,
