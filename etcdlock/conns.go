@@ -41,7 +41,8 @@ func (cs *conns) dial(ctx context.Context, address string) (net.Conn, error) {
 	return c, nil
 }
 
-// drop ends the connections over which nothing has come since a request was sent.
+// drop ends the connections over which nothing has come since a request was sent. One that
+// had nothing to carry goes too, and is made anew.
 func (cs *conns) drop(sent time.Time) {
 	cs.mu.Lock()
 	var silent []*conn

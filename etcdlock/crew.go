@@ -13,7 +13,7 @@ type crew struct {
 	running sync.WaitGroup
 }
 
-// start runs work, unless the crew has been told to go home.
+// start runs work, unless it was closed.
 func (c *crew) start(work func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -23,8 +23,8 @@ func (c *crew) start(work func()) bool {
 	return !c.over
 }
 
-// goHome starts nothing any more, and waits until all work is done or ctx ends.
-func (c *crew) goHome(ctx context.Context) error {
+// close starts nothing any more, and waits until all work is done or ctx ends.
+func (c *crew) close(ctx context.Context) error {
 	c.mu.Lock()
 	c.over = true
 	c.mu.Unlock()
@@ -37,6 +37,6 @@ func (c *crew) goHome(ctx context.Context) error {
 	case <-done:
 		return nil
 	case <-ctx.Done():
-		return errors.New("etcdlock: a request has not ended")
+		return errors.New("etcdlock: requests, or the ends of leases, are still under way")
 	}
 }

@@ -35,7 +35,7 @@ type Config struct {
 
 	// MinTTL is the shortest lease of the cluster: one and a half times its election
 	// timeout, rounded up to whole seconds. Zero: 2 s, which is that of etcd's own timing. A
-	// server that has none so short gives a longer one all the same: Lock.TTL tells.
+	// server whose shortest is longer gives that: see Lock.TTL.
 	MinTTL time.Duration
 
 	// Leases is over how many leases the locks are spread, by their keys: one that is lost
@@ -82,7 +82,7 @@ type backend struct {
 	crew   crew
 	ctx    context.Context // ends with the backend
 	cancel context.CancelFunc
-	last   context.Context // for what ends the leases, which comes after that
+	last   context.Context // of what ends the leases, which goes on after ctx
 	finish context.CancelFunc
 
 	mu     sync.Mutex
@@ -168,7 +168,7 @@ func (b *backend) Close(ctx context.Context) error {
 		l.end(locker.ErrClosed)
 	}
 	b.cancel()
-	err := b.crew.goHome(ctx)
+	err := b.crew.close(ctx)
 	b.finish()
 	err = errors.Join(err, b.lessor.Close())
 	if b.owned != nil {

@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -88,7 +89,7 @@ func TestFault_waitersOutliveACompaction(t *testing.T) { // C58, C59
 	require.Empty(t, entries(t, admin))
 }
 
-func TestFault_aFullStoreIsAnErrorThatPasses(t *testing.T) {
+func TestFault_aFullStoreGrantsNothingAndKeepsWhatIsHeld(t *testing.T) {
 	t.Parallel()
 	srv, err := testenv.StartEtcd(t.Context(), &testenv.EtcdConfig{Election: quick.Election, Quota: 1 << 20})
 	started(t, err)
@@ -103,6 +104,7 @@ func TestFault_aFullStoreIsAnErrorThatPasses(t *testing.T) {
 	_, err = l.TryAcquire(t.Context(), "other")
 	require.ErrorContains(t, err, "space")
 	require.NotErrorIs(t, err, locker.ErrHeld)
+	require.False(t, isPermanent(errors.Unwrap(err)), "it passes")
 	before := k.Deadline()
 	require.Eventually(t, func() bool { return k.Deadline().After(before) }, soon, time.Millisecond, "it is renewed")
 	require.NoError(t, k.Release(t.Context()))

@@ -239,8 +239,8 @@ func (e *entry) delete(ctx context.Context) (there bool, err error) {
 		return e.l.b.kv.Txn(ctx).If(created).Then(clientv3.OpDelete(e.name)).Commit()
 	})
 	if err != nil {
-		if !didNothing(err) {
-			e.l.resign()
+		if isPermanent(err) || !didNothing(err) {
+			e.l.resign() // it may stay, until the lease ends
 		}
 		return false, failed(err)
 	}

@@ -3,7 +3,6 @@ package etcdlock
 import (
 	"cmp"
 	"context"
-	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -112,6 +111,6 @@ func (b *backend) List(ctx context.Context, yield func(key string, h locker.Hold
 			show()
 			return nil
 		}
-		from = strings.Clone(string(seen.Kvs[len(seen.Kvs)-1].Key)) + "\x00"
+		from = string(seen.Kvs[len(seen.Kvs)-1].Key) + "\x00"
 	}
 }

@@ -1,7 +1,10 @@
 package etcdlock
 
 import (
+	"bufio"
 	"context"
+	"os"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -10,6 +13,7 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/internal/testenv"
 )
 
 func newMutex(t *testing.T, c *clientv3.Client, key string) *concurrency.Mutex {
@@ -40,6 +44,43 @@ func TestInterop_aMutexAndALockerExcludeEachOther(t *testing.T) { // G1, interop
 		require.NoError(t, k.Release(t.Context()))
 		require.NoError(t, m.TryLock(t.Context()))
 		require.NoError(t, m.Unlock(t.Context()))
+	}
+}
+
+func TestInterop_etcdctlAndALockerExcludeEachOther(t *testing.T) { // G1, interop
+	t.Parallel()
+	srv := startServer(t)
+	l := lockerOn(t, connect(t, srv.Addr()), locker.Config{})
+	etcdctl := func(do ...string) *exec.Cmd {
+		program, err := testenv.Etcdctl()
+		started(t, err)
+		return exec.CommandContext(t.Context(), program, append([]string{"--endpoints=" + srv.Addr(), "lock", "--ttl=5", Name(DefaultPrefix, "k")}, do...)...)
+	}
+	holder := etcdctl()
+	entry, err := holder.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, holder.Start())
+	require.True(t, bufio.NewScanner(entry).Scan(), "it says where its lock is")
+	_, err = l.TryAcquire(t.Context(), "k")
+	require.ErrorIs(t, err, locker.ErrHeld)
+	waiting := make(chan locker.Lock, 1)
+	go func() {
+		if k, err := l.Acquire(t.Context(), "k"); err == nil {
+			waiting <- k
+		}
+	}()
+	require.NoError(t, holder.Process.Signal(os.Interrupt)) // it unlocks
+	_ = holder.Wait()
+	select {
+	case k := <-waiting:
+		next := etcdctl("true")
+		require.NoError(t, next.Start())
+		looker := connect(t, srv.Addr())
+		require.Eventually(t, func() bool { return len(entries(t, looker)) == 2 }, soon, time.Millisecond, "it waits")
+		require.NoError(t, k.Release(t.Context()))
+		require.NoError(t, next.Wait())
+	case <-time.After(soon):
+		require.Fail(t, "the lock was not passed on")
 	}
 }
 

@@ -3,14 +3,18 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"math"
+	"math/rand/v2"
 	"strconv"
 	"sync"
 	"time"
 
-	"github.com/go-locker/locker"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/go-locker/locker"
+	"github.com/go-locker/locker/internal/suspend"
 )
 
 // lease carries the entries of many locks, and of waiters. It is kept alive by whatever
@@ -25,7 +29,7 @@ type lease struct {
 	cancel context.CancelFunc
 
 	mu       sync.Mutex
-	base     time.Time           // when the last request was sent that has refreshed it
+	base     stamp               // when the last request was sent that has refreshed it
 	refresh  *refresh            // on its way
 	entries  map[*entry]struct{} // what stands in the store, or may
 	places   int                 // those of them that wait
@@ -60,19 +64,23 @@ const idleFor = time.Minute
 
 // newLease makes a lease, and the entry by which its end is seen. It blocks for two requests.
 func (b *backend) newLease(ctx context.Context, ttl time.Duration) (*lease, error) {
-	sent := time.Now()
-	granted, err := send(ctx, &b.requester, func(ctx context.Context) (*clientv3.LeaseGrantResponse, error) {
-		return b.lessor.Grant(ctx, int64(ttl/time.Second))
+	// Its id is ours to choose: so it can be ended without an answer, too.
+	l := &lease{
+		b: b, id: clientv3.LeaseID(1 + rand.Int64N(math.MaxInt64)), asked: ttl, ttl: ttl,
+		base: now(), entries: make(map[*entry]struct{}),
+	}
+	granted, err := send(ctx, &b.requester, func(ctx context.Context) (*pb.LeaseGrantResponse, error) {
+		return b.alive.LeaseGrant(ctx, &pb.LeaseGrantRequest{ID: int64(l.id), TTL: int64(ttl / time.Second)})
 	})
 	if err != nil {
+		if !didNothing(err) && !b.crew.start(l.revoke) {
+			l.revoke()
+		}
 		return nil, failed(err)
 	}
-	l := &lease{
-		b: b, id: granted.ID, asked: ttl, ttl: time.Duration(granted.TTL) * time.Second,
-		base: sent, entries: make(map[*entry]struct{}),
-	}
+	l.ttl = time.Duration(granted.TTL) * time.Second
 	l.ctx, l.cancel = context.WithCancel(b.ctx)
-	if !b.enter(l) {
+	if !b.admit(l) {
 		l.revoke()
 		return nil, locker.Permanent(locker.ErrClosed)
 	}
@@ -84,6 +92,9 @@ func (b *backend) newLease(ctx context.Context, ttl time.Duration) (*lease, erro
 		return nil, failed(err)
 	}
 	b.crew.start(func() { l.watch(put.Header.Revision + 1) })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rest() // who asked for it may have left
 	return l, nil
 }
 
@@ -158,15 +169,24 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// since is when the lease was refreshed last. A machine that has slept since did not count
-// that, and its other clock did.
+// stamp is an instant, and how long the machine had been suspended by then.
+type stamp struct {
+	at    time.Time
+	slept time.Duration
+}
+
+func now() stamp { return stamp{time.Now(), suspend.Total()} }
+
+// since is when the lease was refreshed last, and that much earlier as the machine has been
+// suspended since, for which its clock stood still.
 func (l *lease) since() time.Time {
 	l.mu.Lock()
 	base := l.base
 	l.mu.Unlock()
-	now := time.Now()
-	slept := now.Round(0).Sub(base.Round(0)) - now.Sub(base)
-	return base.Add(-max(slept, 0))
+	if slept := suspend.Total() - base.slept; slept > suspend.Jitter {
+		return base.at.Add(-slept)
+	}
+	return base.at
 }
 
 // ended is why the lease has ended, or nil.
@@ -208,14 +228,14 @@ func (l *lease) keepAlive(ctx context.Context) error {
 	r := l.refresh
 	if r == nil && l.err == nil {
 		r = &refresh{done: make(chan struct{})}
-		if !l.b.crew.start(func() { l.send(r) }) {
+		if !l.b.crew.start(func() { l.run(r) }) {
 			r = nil
 		}
 		l.refresh = r
 	}
 	l.mu.Unlock()
 	if r == nil {
-		return locker.ErrClosed // or the lease has ended, as its entries are told
+		return locker.ErrClosed // or the lease has ended: callers ask l.ended
 	}
 	select {
 	case <-r.done:
@@ -225,10 +245,10 @@ func (l *lease) keepAlive(ctx context.Context) error {
 	}
 }
 
-// send makes one request. The client's own KeepAliveOnce repeats it without a pause while
+// run makes one request. The client's own KeepAliveOnce repeats it without a pause while
 // there is no server.
-func (l *lease) send(r *refresh) {
-	sent := time.Now()
+func (l *lease) run(r *refresh) {
+	sent := now()
 	// Those who renew locks try again after a part of what the lease has left, and on another
 	// connection if nothing came on this one: a member so slow cannot keep locks so short.
 	answer, err := sendWithin(l.ctx, &l.b.requester, l.ttl/4, func(ctx context.Context) (*pb.LeaseKeepAliveResponse, error) {
@@ -241,7 +261,6 @@ func (l *lease) send(r *refresh) {
 		}
 		return stream.Recv()
 	})
-	err = rpctypes.Error(err) // the client's own methods do that
 	if err == nil && answer.TTL <= 0 {
 		err = rpctypes.ErrLeaseNotFound
 	}
@@ -290,17 +309,21 @@ func (l *lease) remove(e *entry) {
 		l.places--
 	}
 	done := l.resigned && len(l.entries) == 0 && l.err == nil
-	if len(l.entries) == 0 && l.err == nil && l.ttl > idleFor {
-		// A shorter one ends by itself.
-		if l.idle == nil {
-			l.idle = time.AfterFunc(idleFor, l.retire)
-		} else {
-			l.idle.Reset(idleFor)
-		}
-	}
+	l.rest()
 	l.mu.Unlock()
 	if done {
 		l.end(errEnded)
+	}
+}
+
+// rest has a lease without entries retire after some time. A short one ends by itself. l.mu is held.
+func (l *lease) rest() {
+	switch {
+	case len(l.entries) > 0 || l.err != nil || l.ttl <= idleFor:
+	case l.idle == nil:
+		l.idle = time.AfterFunc(idleFor, l.retire)
+	default:
+		l.idle.Reset(idleFor)
 	}
 }
 

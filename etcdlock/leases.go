@@ -70,7 +70,7 @@ func (b *backend) at(at slot) (*opening, error) {
 	}
 	o := &opening{done: make(chan struct{})}
 	b.leases[at] = o
-	b.crew.start(func() { b.open(at, o) })
+	b.crew.start(func() { b.make(at, o) })
 	return o, nil
 }
 
@@ -98,8 +98,8 @@ func (b *backend) makeRoom(ttl time.Duration) error {
 	return nil
 }
 
-// open makes a lease for a slot.
-func (b *backend) open(at slot, o *opening) {
+// make makes a lease for a slot.
+func (b *backend) make(at slot, o *opening) {
 	l, err := b.newLease(b.ctx, at.ttl)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -109,8 +109,8 @@ func (b *backend) open(at slot, o *opening) {
 	}
 }
 
-// enter counts a lease for Close, unless that is over.
-func (b *backend) enter(l *lease) bool {
+// admit counts a lease for Close, unless that is over.
+func (b *backend) admit(l *lease) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.closed {

@@ -5,11 +5,9 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"maps"
 	"net"
 	"net/url"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -57,7 +55,7 @@ func open(ctx context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker
 		}
 	}
 	if len(query) > 0 {
-		return nil, invalidf("the URL's query: known are %s", strings.Join(slices.Sorted(maps.Keys(parameters)), ", "))
+		return nil, invalidf("the URL's query: known are %s", parameters)
 	}
 	endpoints, err := endpoints(u.Host)
 	if err != nil {
@@ -87,9 +85,9 @@ func openWith(ctx context.Context, config clientv3.Config, dial dialer, cfg *Con
 	config.Logger = zap.NewNop()
 	life, end := context.WithCancel(context.Background())
 	config.Context = life
-	opened := context.AfterFunc(ctx, end)
+	alive := context.AfterFunc(ctx, end)
 	client, err := clientv3.New(config)
-	if !opened() && err == nil {
+	if !alive() && err == nil {
 		err = client.Close()
 	}
 	if err = cmp.Or(ctx.Err(), err); err != nil {
@@ -111,15 +109,8 @@ func openWith(ctx context.Context, config clientv3.Config, dial dialer, cfg *Con
 	return l, nil
 }
 
-// parameters are those of the URL's query. The names of files are read where the program runs.
-var parameters = map[string]string{
-	"min_ttl":         "Config.MinTTL, such as 1s",
-	"tls":             "true or false",
-	"tls_ca":          "a file of certificates, instead of the system's",
-	"tls_cert":        "a file with the client's certificate",
-	"tls_key":         "a file with its key",
-	"tls_server_name": "the name in the server's certificate",
-}
+// parameters are those of the URL's query.
+const parameters = "min_ttl, tls, tls_ca, tls_cert, tls_key, tls_server_name"
 
 // encryption reads the parameters about TLS, with pick. It is nil for none.
 func encryption(pick func(string) string) (*tls.Config, error) {

@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,7 @@ type place struct {
 	e             *entry
 	claimed, left bool
 	waits         context.CancelFunc // ends the wait for the entry ahead
+	doubt         error              // why it is open whether the entry is in the store
 	looked        time.Time          // when the store last said that it is not its turn
 	held          locker.HeldError   // and who was first
 }
@@ -37,14 +39,14 @@ func (b *backend) Enqueue(ctx context.Context, req locker.Request) (locker.Place
 		return nil, locker.ErrUnsupported
 	}
 	p := &place{b: b, req: req, turn: make(chan struct{}, 1)}
-	if err := p.line(ctx); err != nil {
+	if err := p.queue(ctx); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
-// line puts the entry at the end of the line, also anew.
-func (p *place) line(ctx context.Context) error {
+// queue puts the entry at the end of the line, also anew.
+func (p *place) queue(ctx context.Context) error {
 	for {
 		l, err := p.b.lease(ctx, p.req.TTL, p.req.Key)
 		if err != nil {
@@ -54,7 +56,7 @@ func (p *place) line(ctx context.Context) error {
 		if l.add(e) != nil {
 			continue
 		}
-		if !p.enter(e) {
+		if !p.admit(e) {
 			l.remove(e)
 			return errLeft
 		}
@@ -71,8 +73,15 @@ func (p *place) line(ctx context.Context) error {
 			l.remove(e)
 			return failed(err)
 		case err != nil:
-			l.resign() // and Claim says that it is open whether the entry is there
-		case answer.Succeeded:
+			l.resign()
+			p.mu.Lock()
+			p.doubt = err
+			p.mu.Unlock()
+		case !answer.Succeeded: // an earlier one has arrived
+			p.mu.Lock()
+			p.doubt = errThere
+			p.mu.Unlock()
+		default:
 			e.create(answer.Header.Revision)
 			if ahead := kvs(answer, 0); len(ahead) > 0 {
 				p.mu.Lock()
@@ -86,8 +95,8 @@ func (p *place) line(ctx context.Context) error {
 	}
 }
 
-// enter makes e the place's entry, unless it was given up.
-func (p *place) enter(e *entry) bool {
+// admit makes e the place's entry, unless it was given up.
+func (p *place) admit(e *entry) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.over() {
@@ -97,8 +106,8 @@ func (p *place) enter(e *entry) bool {
 }
 
 var (
-	errLeft       = errors.New("etcdlock: the place was given up")
-	errUnanswered = errors.New("etcdlock: it is not known whether the entry of the place is in the store")
+	errLeft  = errors.New("etcdlock: the place was given up")
+	errThere = errors.New("etcdlock: the entry is in the store already")
 )
 
 // call says that the turn may have come.
@@ -112,9 +121,7 @@ func (p *place) call() {
 
 // await waits for the end of the entry ahead. p.mu is held.
 func (p *place) await(ahead *mvccpb.KeyValue) {
-	if p.waits != nil {
-		p.waits()
-	}
+	p.stopWaiting()
 	ctx, cancel := context.WithCancel(p.e.l.ctx)
 	p.waits = cancel
 	if !p.b.crew.start(func() {
@@ -124,6 +131,12 @@ func (p *place) await(ahead *mvccpb.KeyValue) {
 		}
 	}) {
 		cancel()
+	}
+}
+
+func (p *place) stopWaiting() {
+	if p.waits != nil {
+		p.waits()
 	}
 }
 
@@ -164,18 +177,18 @@ func (p *place) Turn() <-chan struct{} { return p.turn }
 func (p *place) Claim(ctx context.Context) (locker.Grant, error) {
 	for {
 		p.mu.Lock()
-		e, gone, held, since := p.e, p.over(), p.held, time.Since(p.looked)
+		e, gone, doubt, held, since := p.e, p.over(), p.doubt, p.held, time.Since(p.looked)
 		p.mu.Unlock()
 		switch {
 		case gone:
 			return nil, errLeft
+		case doubt != nil:
+			return nil, fmt.Errorf("etcdlock: getting in line: %w", doubt)
 		case e.l.ended() != nil:
-			if err := p.line(ctx); err != nil {
+			if err := p.queue(ctx); err != nil {
 				return nil, err
 			}
 			continue
-		case e.created() == 0:
-			return nil, errUnanswered
 		case !p.called.Swap(false) && since < min(e.l.ttl/2, unseen):
 			return nil, &held
 		}
@@ -184,7 +197,7 @@ func (p *place) Claim(ctx context.Context) (locker.Grant, error) {
 			return g, err
 		}
 		e.l.remove(e)
-		if err := p.line(ctx); err != nil {
+		if err := p.queue(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -209,8 +222,7 @@ func (p *place) claim(ctx context.Context, e *entry) (locker.Grant, error) {
 			Commit()
 	})
 	if err != nil {
-		p.call() // it was not looked
-		return nil, locker.NoEffect(failed(err))
+		return nil, failed(err)
 	}
 	if answer.Succeeded {
 		return p.take(e)
@@ -240,6 +252,7 @@ func (p *place) take(e *entry) (locker.Grant, error) {
 		return nil, errRemoved
 	}
 	p.claimed = true
+	p.stopWaiting()
 	return &grant{e}, nil
 }
 
@@ -258,9 +271,7 @@ func (p *place) Leave(ctx context.Context) error {
 		return nil
 	}
 	p.left = true
-	if p.waits != nil {
-		p.waits()
-	}
+	p.stopWaiting()
 	e := p.e
 	p.mu.Unlock()
 	if _, err := e.delete(ctx); !errors.Is(err, locker.ErrLost) {

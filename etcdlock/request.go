@@ -68,11 +68,15 @@ func sendWithin[R any](ctx context.Context, r *requester, most time.Duration, re
 	bounded, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), slice)
 	defer cancel()
 	sent := time.Now()
-	answer, err := request(bounded)
+	ask := func() (R, error) {
+		answer, err := request(bounded)
+		return answer, rpctypes.Error(err) // not all of the client's methods do that
+	}
+	answer, err := ask()
 	// The client goes from member to member, one for each request. What else it does meanwhile
 	// may bring all attempts of a lock to the same one, so this is not left to those.
 	for tried := 1; isPassing(err) && tried < max(len(r.client.Endpoints()), 2); tried++ {
-		answer, err = request(bounded)
+		answer, err = ask()
 	}
 	switch {
 	case err == nil || didNothing(err):

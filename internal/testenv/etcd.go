@@ -96,7 +96,7 @@ func startEtcd(ctx context.Context, args []string, name string, names []string, 
 	if err := context.Cause(ctx); err != nil {
 		return nil, err
 	}
-	exe, err := findEtcd()
+	exe, err := findEtcd("etcd")
 	if err != nil {
 		return nil, err
 	}

@@ -265,17 +265,17 @@ func TestEtcd_stopLeavesNothing(t *testing.T) {
 }
 
 func TestStartEtcd_saysWhatIsMissing(t *testing.T) {
-	_, err := builtEtcd(t.TempDir())
+	_, err := builtEtcd(t.TempDir(), "etcd")
 	require.ErrorIs(t, err, os.ErrNotExist, "no module that pins a version")
 
 	here := filepath.Join(t.TempDir(), "internal", "testenv")
 	require.NoError(t, os.MkdirAll(filepath.Join(here, "etcd"), 0o755))
 	pin := filepath.Join(here, "etcd", "go.mod")
 	require.NoError(t, os.WriteFile(pin, []byte("require go.etcd.io/etcd/server/v3 v3.1.4 // indirect\n"), 0o600))
-	_, err = builtEtcd(here)
+	_, err = builtEtcd(here, "etcd")
 	require.ErrorContains(t, err, filepath.Join(".bin", "etcd-v3.1.4"))
 	require.NoError(t, os.WriteFile(pin, nil, 0o600))
-	_, err = builtEtcd(here)
+	_, err = builtEtcd(here, "etcd")
 	require.ErrorContains(t, err, "no version")
 
 	t.Setenv("LOCKER_TEST_ETCD_BIN", t.TempDir())
