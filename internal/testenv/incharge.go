@@ -64,8 +64,8 @@ func (i *InCharge) Pause(ctx context.Context) error { return i.breakBy(ctx, brea
 // Kill ends the server at once.
 func (i *InCharge) Kill(ctx context.Context) error { return i.breakBy(ctx, breakable.Kill) }
 
-// CutOff separates the server from its peers, but not from its clients. Of all servers
-// only the members of an EtcdCluster can be: the error matches errors.ErrUnsupported.
+// CutOff separates the server from its peers, but not from its clients. Only members of an
+// EtcdCluster can be cut off: for others the error matches errors.ErrUnsupported.
 func (i *InCharge) CutOff(ctx context.Context) error {
 	return i.breakBy(ctx, func(s breakable) error { return onEtcd(s, (*Etcd).CutOff) })
 }
