@@ -63,11 +63,11 @@ func (c *core) adopt(ln *line, cl *call, g Grant) (*hold, error) {
 	}
 	h.countSleep(c.asleep())
 	var err error
-	switch {
+	switch early := ln.early[h.req.Owner]; {
 	case c.closing:
 		err = ErrClosed
-	case ln.early != nil && ln.early.owner == h.req.Owner:
-		lost := lostError(ln.early.err)
+	case early != nil:
+		lost := lostError(early)
 		lost.Key = cl.key
 		err = lost
 	case now >= h.end:
@@ -135,7 +135,10 @@ func (c *core) lossReported(key, owner string, err error) {
 			c.lose(h, lostError(err))
 		}
 	case ln.led:
-		ln.early = &earlyLoss{owner, err}
+		if ln.early == nil {
+			ln.early = make(map[string]error)
+		}
+		ln.early[owner] = lostError(err)
 	}
 }
 

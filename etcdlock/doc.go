@@ -89,13 +89,13 @@
 // reason. A watch that is refused, because its revision was compacted or its member has no
 // leader, is made anew after a look at the store. If the store is full (NOSPACE), acquiring
 // fails with the server's error, as may an operator's ForceRelease, and what is held can be
-// renewed and given back. A server whose --max-txn-ops is under 128 cannot have that many locks
-// renewed.
+// renewed and given back.
 //
-// A client of one's own should set DialKeepAliveTime and DialKeepAliveTimeout, so that a
-// connection that has silently died is given up; locker.Open sets them, and gives up
-// connections on which a request had no answer. The user of the client needs to read and to
-// write the keys that begin with Prefix, and for leases no right of its own. The client logs in
-// again for each watch and for each renewal of a lease, which is a write and costs the server a
-// password's hash.
+// What is wrapped around the parts of a client, such as clientv3/namespace, is passed by: its
+// connection is used. A client of one's own should set DialKeepAliveTime and
+// DialKeepAliveTimeout, so that a connection that has silently died is given up; locker.Open
+// sets them, and gives up connections on which a request had no answer. The user of the client
+// needs to read and to write the keys that begin with Prefix, and for leases no right of its
+// own. The client logs in again for each watch and for each renewal of a lease, which is a
+// write and costs the server a password's hash.
 package etcdlock

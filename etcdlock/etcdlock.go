@@ -170,7 +170,7 @@ func (b *backend) Close(ctx context.Context) error {
 	b.cancel()
 	err := b.crew.close(ctx)
 	b.finish()
-	err = errors.Join(err, b.lessor.Close())
+	err = errors.Join(err, b.requester.close())
 	if b.owned != nil {
 		err = errors.Join(err, b.owned())
 	}

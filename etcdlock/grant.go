@@ -145,8 +145,7 @@ func (g *grant) Renew(ctx context.Context, ttl time.Duration) (lease locker.Leas
 	return lease, err
 }
 
-// maxTxnOps is how many operations a server takes in one request, unless it is set up to take
-// fewer.
+// maxTxnOps is how many operations a server takes in one request, as it comes.
 const maxTxnOps = 128
 
 // RenewAll implements locker.BatchRenewer: one request for each lease, and one for each
@@ -205,7 +204,15 @@ func (b *backend) look(ctx context.Context, renewals []locker.Renewal, indices [
 	seen, err := send(ctx, &b.requester, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return b.kv.Txn(ctx).Then(gets...).Commit()
 	})
-	if err != nil {
+	switch half := len(indices) / 2; {
+	case errors.Is(err, rpctypes.ErrTooManyOps) && half > 0: // the server is set up to take fewer
+		there, err := b.look(ctx, renewals, indices[:half])
+		if err != nil {
+			return nil, err
+		}
+		rest, err := b.look(ctx, renewals, indices[half:])
+		return append(there, rest...), err
+	case err != nil:
 		return nil, failed(err)
 	}
 	there := make([]bool, len(indices))

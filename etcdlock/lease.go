@@ -106,9 +106,8 @@ var errEnded = errors.New("etcdlock: the lease has ended")
 // operator removes is named there. It returns when the lease has ended.
 func (l *lease) watch(from int64) {
 	for l.ctx.Err() == nil {
-		ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(l.ctx))
-		for r := range l.b.client.Watch(ctx, l.sentinel(), clientv3.WithRev(from)) {
-			for _, event := range r.Events {
+		l.b.watch(l.ctx, l.sentinel(), from, func(seen clientv3.WatchResponse) bool {
+			for _, event := range seen.Events {
 				if event.Type == clientv3.EventTypeDelete {
 					l.end(errEnded)
 				} else {
@@ -116,8 +115,8 @@ func (l *lease) watch(from int64) {
 				}
 				from = event.Kv.ModRevision + 1
 			}
-		}
-		cancel()
+			return false
+		})
 		// The watch has ended, of which its client has no more to say: a member without a
 		// leader, a revision that was compacted.
 		if !pause(l.ctx, rewatchAfter) {
@@ -385,6 +384,16 @@ func (l *lease) served(e *entry) bool {
 	e.place = nil
 	l.places--
 	return true
+}
+
+// left notes that a waiter's entry is not to be kept in the store.
+func (l *lease) left(e *entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, there := l.entries[e]; there && e.place != nil {
+		e.place = nil
+		l.places--
+	}
 }
 
 // tend keeps the lease alive as long as somebody waits: nobody else renews a waiter.

@@ -155,3 +155,27 @@ func TestLease_isNotLeftBehind(t *testing.T) { // House, G4
 		return o.l.idle != nil
 	}, soon, time.Millisecond, "it retires")
 }
+
+// A server may be set up to take fewer operations in one request than it does as it comes.
+func TestLease_isRenewedWithFewerOperations(t *testing.T) { // H3
+	t.Parallel()
+	srv, err := testenv.StartEtcd(t.Context(), &testenv.EtcdConfig{Election: quick.Election, Settings: []string{"--max-txn-ops=50"}})
+	started(t, err)
+	t.Cleanup(func() { require.NoError(t, srv.Stop()) })
+	b := backendOn(t, connect(t, srv.Addr()), nil)
+	var renewals []locker.Renewal
+	for range maxTxnOps {
+		renewals = append(renewals, locker.Renewal{Grant: take(t, b, request(uuid.NewString(), 10*time.Second)), TTL: 10 * time.Second})
+	}
+	_, err = b.kv.Delete(t.Context(), renewals[77].Grant.(*grant).name)
+	require.NoError(t, err)
+	answers := make([]error, len(renewals))
+	b.RenewAll(t.Context(), renewals, func(i int, _ locker.Lease, err error) { answers[i] = err })
+	for i, err := range answers {
+		if i == 77 {
+			requireLost(t, err, locker.ReasonExpired)
+		} else {
+			require.NoError(t, err)
+		}
+	}
+}

@@ -146,17 +146,13 @@ func (p *place) stopWaiting() {
 // that: a server has a watch that begins in the past wait for up to 100 ms first.
 func (b *backend) deleted(ctx context.Context, name string, rev int64) bool {
 	for {
-		watching, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
-		events := b.client.Watch(watching, name, clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
-		for r := range events {
-			if len(r.Events) > 0 || r.Created && !b.there(ctx, name, rev) {
-				cancel()
-				return true
-			}
-		}
-		cancel()
-		if !pause(ctx, rewatchAfter) {
-			return false
+		gone := false
+		b.watch(ctx, name, 0, func(seen clientv3.WatchResponse) bool {
+			gone = len(seen.Events) > 0 || seen.Created && !b.there(ctx, name, rev)
+			return gone
+		}, clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
+		if gone || !pause(ctx, rewatchAfter) {
+			return gone
 		}
 	}
 }
@@ -173,7 +169,8 @@ func (b *backend) there(ctx context.Context, name string, rev int64) bool {
 func (p *place) Turn() <-chan struct{} { return p.turn }
 
 // Claim implements locker.Place. While the entry ahead is being watched it needs no request
-// to know that the turn has not come, but now and then makes one: the watch may hang.
+// to know that the turn has not come, but now and then makes one: the watch may hang, and who
+// is first may be gone when his lease was to end.
 func (p *place) Claim(ctx context.Context) (locker.Grant, error) {
 	for {
 		p.mu.Lock()
@@ -189,7 +186,8 @@ func (p *place) Claim(ctx context.Context) (locker.Grant, error) {
 				return nil, err
 			}
 			continue
-		case !p.called.Swap(false) && since < min(e.l.ttl/2, unseen):
+		case !p.called.Swap(false) && since < min(e.l.ttl/2, held.Remaining, unseen):
+			held.Remaining -= since
 			return nil, &held
 		}
 		g, err := p.claim(ctx, e)
@@ -274,6 +272,7 @@ func (p *place) Leave(ctx context.Context) error {
 	p.stopWaiting()
 	e := p.e
 	p.mu.Unlock()
+	e.l.left(e)
 	if _, err := e.delete(ctx); !errors.Is(err, locker.ErrLost) {
 		return err
 	}

@@ -2,10 +2,15 @@ package etcdlock
 
 import (
 	"context"
+	"path"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/go-locker/locker"
 )
@@ -64,4 +69,56 @@ func TestPlace_stopsWatchingWhenItIsClaimed(t *testing.T) { // House
 	g := claim(t, p)
 	require.Error(t, watching.Err())
 	require.NoError(t, g.Release(t.Context()))
+}
+
+// hushed is a stream on which nothing comes any more, if so told.
+type hushed struct {
+	grpc.ClientStream
+	hush *atomic.Bool
+}
+
+func (h hushed) RecvMsg(m any) error {
+	for {
+		if err := h.ClientStream.RecvMsg(m); err != nil || !h.hush.Load() {
+			return err
+		}
+	}
+}
+
+// A watch that hangs costs what the holder's lease has left, whatever the waiter's own TTL.
+func TestPlace_looksWhenTheHoldersLeaseEnds(t *testing.T) { // W1
+	t.Parallel()
+	srv := startServer(t)
+	var hush atomic.Bool
+	c, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{srv.Addr()}, Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithChainStreamInterceptor(
+			func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+				s, err := open(ctx, desc, cc, method, opts...)
+				if path.Base(method) == "Watch" {
+					return hushed{s, &hush}, err
+				}
+				return s, err
+			})},
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	looker := connect(t, srv.Addr())
+	take(t, backendOn(t, looker, &Config{MinTTL: time.Second}), request("k", 2*time.Second)) // nobody renews it
+	l := lockerOn(t, c, locker.Config{TTL: time.Minute})
+	got := make(chan locker.Lock, 1)
+	go func() {
+		if k, err := l.Acquire(context.Background(), "k"); err == nil {
+			got <- k
+		}
+	}()
+	require.Eventually(t, func() bool { return len(entries(t, looker)) == 2 }, soon, time.Millisecond)
+	hush.Store(true)
+	select {
+	case k := <-got:
+		hush.Store(false)
+		require.NoError(t, k.Release(t.Context()))
+	case <-time.After(soon):
+		require.Fail(t, "the waiter waits for a watch that hangs")
+	}
 }

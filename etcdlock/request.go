@@ -3,7 +3,9 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -13,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/go-locker/locker"
@@ -28,12 +31,14 @@ const (
 
 // requester bounds requests in time.
 type requester struct {
-	client *clientv3.Client // for watches, which wait for a connection
-	kv     clientv3.KV
-	lessor clientv3.Lease
-	alive  pb.LeaseClient
-	silent func(sent time.Time) // a request had no answer; nil: nothing follows from that
-	slice  atomic.Int64         // of the next one, or 0: minSlice
+	client  *clientv3.Client
+	kv      clientv3.KV
+	lessor  clientv3.Lease
+	alive   pb.LeaseClient
+	watcher clientv3.Watcher     // its watches wait for a connection
+	logins  atomic.Int64         // see watch
+	silent  func(sent time.Time) // a request had no answer; nil: nothing follows from that
+	slice   atomic.Int64         // of the next one, or 0: minSlice
 }
 
 func (r *requester) use(client *clientv3.Client) {
@@ -41,6 +46,29 @@ func (r *requester) use(client *clientv3.Client) {
 	r.client, r.alive = client, pb.NewLeaseClient(conn)
 	r.kv = clientv3.NewKVFromKVClient(pb.NewKVClient(conn), client)
 	r.lessor = clientv3.NewLeaseFromLeaseClient(r.alive, client, 0)
+	r.watcher = clientv3.NewWatchFromWatchClient(pb.NewWatchClient(client.ActiveConnection()), client)
+}
+
+func (r *requester) close() error { return errors.Join(r.watcher.Close(), r.lessor.Close()) }
+
+// watch hands out what happens to a key, from a revision on, or from now on if that is 0. It
+// returns when the watch has ended, with ctx or by itself, or when see says that it is enough.
+//
+// The watches of a client share a stream, and with it the login that it was opened with. When that
+// has run out, no new watch is taken on it: the next ones go by another, which logs in.
+func (r *requester) watch(ctx context.Context, key string, from int64, see func(clientv3.WatchResponse) (enough bool), opts ...clientv3.OpOption) {
+	login := r.logins.Load()
+	ctx = metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx), "locker-login", strconv.FormatInt(login, 10))
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for seen := range r.watcher.Watch(ctx, key, append(opts, clientv3.WithRev(from))...) {
+		if err := seen.Err(); err != nil && slices.ContainsFunc(loginsOver, func(one error) bool { return strings.Contains(err.Error(), one.Error()) }) {
+			r.logins.CompareAndSwap(login, login+1)
+		}
+		if see(seen) {
+			return
+		}
+	}
 }
 
 // prompt is a client's connection on which requests fail while there is none to any member. The
@@ -80,14 +108,19 @@ func sendWithin[R any](ctx context.Context, r *requester, most time.Duration, re
 	}
 	switch {
 	case err == nil || didNothing(err):
-		r.slice.Store(int64(minSlice))
+		// One that is always slow is not asked in vain again and again.
+		r.slice.Store(int64(min(max(minSlice, 2*time.Since(sent)), maxSlice)))
 	case bounded.Err() != nil && ctx.Err() == nil:
+		err = fmt.Errorf("etcdlock: no answer within %v: %v", slice, err) //nolint:errorlint // it is not the caller's deadline
 		if slice < most {
 			r.slice.Store(int64(min(2*slice, maxSlice)))
 		}
 		if r.silent != nil {
 			r.silent(sent)
 		}
+	}
+	if errors.Is(err, rpctypes.ErrUserEmpty) && r.client.Username == "" {
+		err = errNoUser
 	}
 	if code(err) == codes.Unavailable {
 		// Who repeats the request waits for as long as is right. The connection would wait
@@ -105,12 +138,17 @@ func code(err error) codes.Code {
 	return status.Code(err) // of what is no status: Unknown
 }
 
+var errNoUser = fmt.Errorf("etcdlock: the server wants a user, and the client has none: %w", rpctypes.ErrPermissionDenied)
+
 // passing are refusals after which the same request, sent again at once, may have an answer:
 // by a member that has a leader, or that votes, or with the rights that the client has read anew.
 var passing = []error{
 	rpctypes.ErrNoLeader, rpctypes.Error(rpctypes.ErrGRPCNotSupportedForLearner),
 	rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision, rpctypes.ErrUserEmpty,
 }
+
+// loginsOver are those of them that say that a login is over. A watch has their text alone.
+var loginsOver = []error{rpctypes.ErrInvalidAuthToken, rpctypes.ErrAuthOldRevision}
 
 func isPassing(err error) bool {
 	return slices.ContainsFunc(passing, func(one error) bool { return errors.Is(err, one) })
