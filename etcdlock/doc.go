@@ -96,6 +96,6 @@
 // DialKeepAliveTimeout, so that a connection that has silently died is given up; locker.Open
 // sets them, and gives up connections on which a request had no answer. The user of the client
 // needs to read and to write the keys that begin with Prefix, and for leases no right of its
-// own. The client logs in again for each watch and for each renewal of a lease, which is a
-// write and costs the server a password's hash.
+// own. The client logs in again for each renewal of a lease, which is a write and costs the
+// server a password's hash.
 package etcdlock
