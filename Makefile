@@ -6,6 +6,10 @@ GO ?= go
 GOLANGCI_LINT := .bin/golangci-lint-v2.15.0
 GOTESTSUM     := .bin/gotestsum-v1.13.0
 
+# etcd is pinned by a module of its own, which keeps what it needs out of the library's.
+ETCD_VERSION := $(shell awk '$$1 == "go.etcd.io/etcd/server/v3" && $$2 { print $$2 }' internal/testenv/etcd/go.mod)
+ETCD         := .bin/etcd-$(ETCD_VERSION) .bin/etcdctl-$(ETCD_VERSION)
+
 # Systems on which nobody runs the tests, but on which the code has to build. The
 # last one is there for its 32 bits.
 CROSS := darwin/arm64 windows/amd64 linux/386
@@ -69,6 +73,12 @@ cross: ## Builds and vets the code for other systems.
 	GOBIN=$(CURDIR)/.bin $(GO) install gotest.tools/gotestsum@$*
 	mv .bin/gotestsum $@
 
+.bin/etcd-%:
+	cd internal/testenv/etcd && CGO_ENABLED=0 $(GO) build -o $(CURDIR)/$@ go.etcd.io/etcd/server/v3
+
+.bin/etcdctl-%:
+	cd internal/testenv/etcd && CGO_ENABLED=0 $(GO) build -o $(CURDIR)/$@ go.etcd.io/etcd/etcdctl/v3
+
 .PHONY: deps
-deps: ## Installs what the tests need and this machine lacks: Redis, PostgreSQL, PgBouncer, ip, and a C compiler for -race.
+deps: $(ETCD) ## Installs what the tests need and this machine lacks: Redis, PostgreSQL, PgBouncer, ip, and a C compiler for -race; builds etcd.
 	@bash .ci/deps

@@ -540,7 +540,9 @@ func TestTryAcquire_aLossThatIsPushedBeforeTheGrantIsNotHandedOut(t *testing.T) 
 		b := &pushing{faulty: newFaulty(store)}
 		l := newOver(t, b, nil)
 		b.set(nil, only("acquire", first(2, func(context.Context, string) error {
+			b.report("k", "an older one", &locker.LostError{Reason: locker.ReasonExpired})
 			b.report("k", shown(t, store, "k").Holder, &locker.LostError{Reason: locker.ReasonSession})
+			b.report("k", "another older one", &locker.LostError{Reason: locker.ReasonExpired})
 			return nil
 		})))
 		_, err := l.TryAcquire(t.Context(), "k")

@@ -185,11 +185,17 @@ const (
 	// CapSessionPerLock says that each lock takes a session of the store, and with it a
 	// connection and a goroutine that listens to it: it is no promise, but its absence is.
 	CapSessionPerLock
+
+	// CapLeasedPlace qualifies CapFIFO: a place in the store's line is the grant-to-be. Its
+	// token is minted when the waiter gets in line, and it lives as long as its lease, so a
+	// waiter that is gone costs that. Without it a turn is a short reservation. It is no
+	// promise, but its absence is.
+	CapLeasedPlace
 )
 
 var capabilityNames = []string{
 	"exclusive", "token", "clock token", "holder", "wake-up", "FIFO", "push loss",
-	"extend", "expiry", "interop", "shared", "limited", "inspect", "session holder", "session per lock",
+	"extend", "expiry", "interop", "shared", "limited", "inspect", "session holder", "session per lock", "leased place",
 }
 
 // Has reports whether all of want is in c.

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/go-locker/locker/internal/suspend"
 )
 
 // core is the one implementation of Locker: everything that is the same for every
@@ -98,7 +100,7 @@ func New(b Backend, cfg *Config) (Locker, error) {
 		ttl:      cfg.TTL,
 		observer: cfg.Observer,
 		epoch:    time.Now(),
-		asleep:   machineSleep,
+		asleep:   suspend.Total,
 		lines:    make(map[string]*line),
 		orphans:  make(map[*hold]struct{}),
 

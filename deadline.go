@@ -3,6 +3,8 @@ package locker
 import (
 	"context"
 	"time"
+
+	"github.com/go-locker/locker/internal/suspend"
 )
 
 // stamp is the moment before a request is sent: what a lease is counted from.
@@ -50,14 +52,10 @@ func (h *hold) shorten(lease Lease, s stamp) {
 	}
 }
 
-// sleepJitter is what two looks at the machine's sleep may differ by without any: see
-// machineSleep.
-const sleepJitter = time.Millisecond
-
 // countSleep takes off what the machine has slept since end was set. The clock stood
 // still, and the store's did not.
 func (h *hold) countSleep(slept time.Duration) {
-	if grown := slept - h.slept; grown > sleepJitter {
+	if grown := slept - h.slept; grown > suspend.Jitter {
 		h.end -= grown
 		h.slept = slept
 		if h.renewal.at != never {

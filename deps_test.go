@@ -15,7 +15,7 @@ func TestPackages_bringOnlyWhatTheyNeed(t *testing.T) {
 	const module = "github.com/go-locker/locker"
 	tests := []string{"testing", "github.com/stretchr", "go.uber.org/goleak", module + "/conformance", module + "/internal/testenv"}
 	commands := []string{"github.com/urfave", module + "/cmd"}
-	clients := []string{"github.com/redis", "github.com/jackc", "go.etcd.io", "google.golang.org"}
+	clients := []string{"github.com/redis", "github.com/jackc", "go.etcd.io"}
 	for _, tc := range []struct {
 		pkg  string
 		mine string // the client that the package is for
@@ -24,6 +24,7 @@ func TestPackages_bringOnlyWhatTheyNeed(t *testing.T) {
 		{"./memlock", ""},
 		{"./redislock", "github.com/redis"},
 		{"./pglock", "github.com/jackc"},
+		{"./etcdlock", "go.etcd.io"},
 	} {
 		t.Run(tc.pkg, func(t *testing.T) {
 			cmd := exec.Command("go", "list", "-deps", tc.pkg)
@@ -32,8 +33,8 @@ func TestPackages_bringOnlyWhatTheyNeed(t *testing.T) {
 			require.NoError(t, err)
 			deps := strings.Fields(string(out))
 			require.Contains(t, deps, module, "the list is not one of dependencies")
-			for _, unwanted := range slices.Concat(clients, tests, commands) {
-				if unwanted == tc.mine {
+			for _, unwanted := range append(slices.Concat(clients, tests, commands), "google.golang.org") {
+				if unwanted == tc.mine || unwanted == "google.golang.org" && tc.mine == "go.etcd.io" { // its transport
 					continue
 				}
 				for _, dep := range deps {

@@ -36,6 +36,16 @@ type hold struct {
 
 var _ Lock = (*hold)(nil)
 
+// GrantOf is the grant in the store behind a lock of New's Locker, for packages that know
+// their own backend's grants. It is nil for another lock. The Locker renews and releases it;
+// nobody else may.
+func GrantOf(k Lock) Grant {
+	if h, ok := k.(*hold); ok {
+		return h.grant
+	}
+	return nil
+}
+
 // adopt makes the call's grant a hold, which takes over the line from its leader.
 // A grant that came too late, or after Close, is given back, and the call leads on.
 func (c *core) adopt(ln *line, cl *call, g Grant) (*hold, error) {
@@ -53,11 +63,11 @@ func (c *core) adopt(ln *line, cl *call, g Grant) (*hold, error) {
 	}
 	h.countSleep(c.asleep())
 	var err error
-	switch {
+	switch early := ln.early[h.req.Owner]; {
 	case c.closing:
 		err = ErrClosed
-	case ln.early != nil && ln.early.owner == h.req.Owner:
-		lost := lostError(ln.early.err)
+	case early != nil:
+		lost := lostError(early)
 		lost.Key = cl.key
 		err = lost
 	case now >= h.end:
@@ -125,7 +135,10 @@ func (c *core) lossReported(key, owner string, err error) {
 			c.lose(h, lostError(err))
 		}
 	case ln.led:
-		ln.early = &earlyLoss{owner, err}
+		if ln.early == nil {
+			ln.early = make(map[string]error)
+		}
+		ln.early[owner] = lostError(err)
 	}
 }
 

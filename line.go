@@ -15,10 +15,10 @@ type line struct {
 	led     bool      // somebody leads: tries, waits at the store, or releases
 	waiters list.List // of *waiter
 	answer  answer
-	changed chan struct{} // closed at the next change; made on demand
-	watch   Watch         // wake-ups for the leaders, opened by one of them
-	early   *earlyLoss    // a loss pushed before the leader knew of his grant
-	first   hold          // the first hold's memory: one allocation for both
+	changed chan struct{}    // closed at the next change; made on demand
+	watch   Watch            // wake-ups for the leaders, opened by one of them
+	early   map[string]error // losses pushed while somebody leads, by owner: of a grant that he does not know of yet, or of older ones
+	first   hold             // the first hold's memory: one allocation for both
 }
 
 // waiter waits in a line. turn is closed when it becomes the leader.
@@ -34,11 +34,6 @@ type answer struct {
 	err   error
 	at    instant
 	until instant // valid until; later a new attempt is due
-}
-
-type earlyLoss struct {
-	owner string
-	err   error
 }
 
 // line returns the line of key, making it if need be. A holder whose time is over

@@ -42,6 +42,7 @@ var openers struct {
 // knownSchemes lets the error for a scheme whose package is not imported name it.
 var knownSchemes = map[string]string{
 	"mem":            "github.com/go-locker/locker/memlock",
+	"etcd":           "github.com/go-locker/locker/etcdlock",
 	"postgres":       "github.com/go-locker/locker/pglock",
 	"postgresql":     "github.com/go-locker/locker/pglock",
 	"redis":          "github.com/go-locker/locker/redislock",

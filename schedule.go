@@ -3,6 +3,8 @@ package locker
 import (
 	"container/heap"
 	"time"
+
+	"github.com/go-locker/locker/internal/suspend"
 )
 
 // A schedule of one timer serves all holds of a Locker: plan is a heap by each hold's
@@ -96,7 +98,7 @@ func (c *core) arm() {
 func (c *core) tick() {
 	c.mu.Lock()
 	c.armed = 0
-	if slept := c.asleep(); slept-c.slept > sleepJitter {
+	if slept := c.asleep(); slept-c.slept > suspend.Jitter {
 		c.slept = slept
 		for _, h := range c.plan {
 			h.countSleep(slept)

@@ -18,9 +18,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 
 	"github.com/go-locker/locker"
 	"github.com/go-locker/locker/conformance"
+	"github.com/go-locker/locker/etcdlock"
 	"github.com/go-locker/locker/internal/testenv"
 	"github.com/go-locker/locker/memlock"
 	"github.com/go-locker/locker/pglock"
@@ -36,6 +39,11 @@ func backends(t *testing.T) map[string]struct {
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:0"})
 	t.Cleanup(func() { _ = rdb.Close() })
 	red, err := redislock.NewBackend(rdb, nil)
+	require.NoError(t, err)
+	cluster, err := clientv3.New(clientv3.Config{Endpoints: []string{"localhost:0"}, Logger: zap.NewNop()})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = cluster.Close() })
+	etcd, err := etcdlock.NewBackend(cluster, nil)
 	require.NoError(t, err)
 	srv, err := testenv.AnyPostgres(t.Context())
 	if testenv.Skippable(err) {
@@ -68,6 +76,8 @@ func backends(t *testing.T) map[string]struct {
 			locker.CapWakeUp | locker.CapInterop | locker.CapExpiry},
 		"postgres lease": {lease, locker.CapExclusive | locker.CapToken | locker.CapHolder | locker.CapWakeUp |
 			locker.CapExtend | locker.CapExpiry},
+		"etcd": {etcd, locker.CapExclusive | locker.CapToken | locker.CapHolder | locker.CapPushLoss | locker.CapWakeUp |
+			locker.CapFIFO | locker.CapInterop | locker.CapExpiry},
 		"postgres row": {row, locker.CapExclusive | locker.CapToken | locker.CapPushLoss | locker.CapWakeUp},
 	}
 }

@@ -75,7 +75,7 @@ func releaseRetried(t *trial) {
 	if !t.onConnections() {
 		t.wantNoMatch(err, locker.ErrLost)
 		before := t.wantHeldBy(k)
-		t.pass(t.ttl / 4)
+		t.pass(max(t.ttl/4, 2*t.unit()))
 		after := t.wantHeldBy(k)
 		if t.can(locker.CapHolder) {
 			t.want(after.Remaining < before.Remaining, "a lease that nobody renews", "%v left, then %v", before.Remaining, after.Remaining)

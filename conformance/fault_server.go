@@ -28,19 +28,32 @@ func (t *trial) restartServer() {
 	t.mustWork("Server.Restart", t.suite.h.Server.Restart(t.ctx))
 }
 
+func (t *trial) cutServerOff() {
+	t.serverCutOff = true
+	t.mustWork("Server.CutOff", t.suite.h.Server.CutOff(t.ctx))
+}
+
+func (t *trial) reconnectServer() {
+	t.serverCutOff = false
+	t.mustWork("Server.Reconnect", t.suite.h.Server.Reconnect(t.ctx))
+}
+
 // mendServer ends what the case has left broken. The next case needs the server, so
 // the end of this one's ctx does not keep it broken.
 func (t *trial) mendServer() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), 2*recovery)
 	defer cancel()
-	var paused, down error
+	var paused, down, cutOff error
 	if t.serverPaused {
 		paused = t.suite.h.Server.Resume(ctx)
 	}
 	if t.serverDown {
 		down = t.suite.h.Server.Restart(ctx)
 	}
-	if err := errors.Join(paused, down); err != nil {
+	if t.serverCutOff {
+		cutOff = t.suite.h.Server.Reconnect(ctx)
+	}
+	if err := errors.Join(paused, down, cutOff); err != nil {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.broken = fmt.Errorf("mending the server: %w", err)

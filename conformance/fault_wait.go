@@ -153,12 +153,17 @@ func waitThroughCrash(t *trial) {
 // unreachableWaiter lets the first in line be cut off when its turn comes.
 func unreachableWaiter(t *trial) {
 	l, net := t.openVia()
+	ttl, most := long, 2*prompt
+	if t.can(locker.CapLeasedPlace) { // then it is the TTL
+		ttl = t.ttl
+		most += ttl
+	}
 	k := t.take(t.open(), t.key(), locker.WithTTL(long))
-	first := t.waitInLine(l, k.Key(), locker.WithTTL(long))
+	first := t.waitInLine(l, k.Key(), locker.WithTTL(ttl))
 	second := t.waitInLine(t.open(), k.Key(), locker.WithTTL(long))
 	net.Set(faultnet.BlackHole)
 	t.release(k)
-	t.release(second.served(2 * prompt))
+	t.release(second.served(most))
 	net.Set(faultnet.None)
 	t.release(first.served(2 * prompt))
 }

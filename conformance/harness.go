@@ -62,9 +62,9 @@ type Harness struct {
 	Requests func() int64
 }
 
-// Server is how the suite breaks a server, and mends it again. All functions are
-// required. They block until it is done, or ctx ends, and are called one at a time:
-// Resume after Pause, Restart after Kill, also when a case failed in between. An error
+// Server is how the suite breaks a server, and mends it again. Pause, Resume, Kill and
+// Restart are required. The functions block until it is done, or ctx ends, and are called one at a time:
+// Resume after Pause, Restart after Kill, Reconnect after CutOff, also when a case failed in between. An error
 // is an Error of the case. Where the store has several servers they act on the one that
 // is in charge of what the suite does, and mend the one that they broke.
 type Server struct {
@@ -72,6 +72,11 @@ type Server struct {
 	Resume  func(ctx context.Context) error // ends a Pause, and waits until the store is whole again
 	Kill    func(ctx context.Context) error // ends it at once, as a crash does
 	Restart func(ctx context.Context) error // brings back what Kill has ended, with its data as far as it keeps them, and waits until the store is whole again
+
+	// CutOff separates it from the other servers, but not from its clients, and Reconnect
+	// ends that. Optional: histories make use of it.
+	CutOff    func(ctx context.Context) error
+	Reconnect func(ctx context.Context) error
 
 	// Failover says that after Kill another server takes over without a Restart.
 	Failover bool

@@ -278,6 +278,13 @@ func (m *mischief) strike(rng *rand.Rand) {
 		m.t.pass(lasts)
 		m.t.restartServer()
 		m.stops = append(m.stops, span{0, from, m.now()})
+	case what < 22 && h.Server != nil && h.Server.CutOff != nil:
+		m.faults["server cut off"]++
+		from := m.now()
+		m.t.cutServerOff()
+		m.t.pass(lasts)
+		m.t.reconnectServer()
+		m.stops = append(m.stops, span{0, from, m.now()})
 	case a.due > 0:
 		// It has enough to bear.
 	case what < 35 && a.child != nil && canStop:

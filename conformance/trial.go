@@ -37,7 +37,7 @@ type trial struct {
 	observer locker.Locker // see bystander
 
 	// Of the case's own goroutine.
-	serverPaused, serverDown bool
+	serverPaused, serverDown, serverCutOff bool
 
 	mu       sync.Mutex
 	lockers  []locker.Locker

@@ -16,6 +16,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/go-locker/locker"
+	_ "github.com/go-locker/locker/etcdlock"
 	_ "github.com/go-locker/locker/memlock"
 	_ "github.com/go-locker/locker/pglock"
 	_ "github.com/go-locker/locker/redislock"
@@ -79,7 +80,7 @@ func (a *app) root() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{
 				Name:    "url",
-				Usage:   "where the locks are: redis://[user:password@]host:6379/0?prefix=app:&ttl=10s, rediss://…, redis-cluster://host:port,…, redis-sentinel://host:port,…/master, postgres://[user:password@]host:5432/database?locker_mode=lease; mem:// excludes within one process only, for trials",
+				Usage:   "where the locks are: redis://[user:password@]host:6379/0?prefix=app:&ttl=10s, rediss://…, redis-cluster://host:port,…, redis-sentinel://host:port,…/master, postgres://[user:password@]host:5432/database?locker_mode=lease, etcd://[user:password@]host:2379,…/prefix; mem:// excludes within one process only, for trials",
 				Sources: cli.EnvVars("LOCKER_URL"),
 			},
 			&cli.BoolFlag{

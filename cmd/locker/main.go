@@ -11,7 +11,7 @@
 //
 // Where the locks are is said by --url, or else by LOCKER_URL in the environment, which
 // other users of the machine cannot read: redis://, rediss://, redis-cluster://,
-// redis-sentinel:// or postgres://, as the backends' packages document them. There is
+// redis-sentinel://, postgres:// or etcd://, as the backends' packages document them. There is
 // no default.
 // mem:// is for trying things out: each locker process has a memory of its own, so it
 // keeps no other one from a key. run warns of that.

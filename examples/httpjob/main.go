@@ -31,6 +31,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/go-locker/locker"
+	_ "github.com/go-locker/locker/etcdlock"  // etcd://
 	_ "github.com/go-locker/locker/memlock"   // mem://
 	_ "github.com/go-locker/locker/pglock"    // postgres://
 	_ "github.com/go-locker/locker/redislock" // redis://

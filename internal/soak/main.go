@@ -1,14 +1,16 @@
 // Command soak runs what takes too long for make test, and prints its figures: many
 // random histories and repeated trials on real servers of its own: Redis alone, behind
-// Sentinel and in a cluster, and each kind of lock on Postgres. make soak runs all of it;
+// Sentinel and in a cluster, each kind of lock on Postgres, and etcd alone and in a cluster of
+// three. make soak runs all of it;
 // -only chooses.
 //
 // It exits with 1 if a lock broke its contract, or if a control, a lock that is
 // known to be broken, was not caught; with 2 if it could not be run, or was ended by
-// Ctrl-C. It needs redis-server, Postgres and PgBouncer. Two at a time on one machine measure each other.
+// Ctrl-C. It needs redis-server, Postgres, PgBouncer and etcd. Two at a time on one machine measure each other.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -25,6 +27,7 @@ import (
 	"github.com/go-locker/locker"
 	"github.com/go-locker/locker/conformance"
 	"github.com/go-locker/locker/conformance/faultnet"
+	_ "github.com/go-locker/locker/etcdlock"
 	"github.com/go-locker/locker/internal/testenv"
 	_ "github.com/go-locker/locker/pglock"
 	_ "github.com/go-locker/locker/redislock"
@@ -33,7 +36,7 @@ import (
 // urlEnv tells a child which store it is to use.
 const urlEnv = "LOCKER_SOAK_URL"
 
-// ttl is the lease of all that is measured.
+// ttl is the lease of all that is measured, where the store has one so short.
 const ttl = 500 * time.Millisecond
 
 type soak struct {
@@ -63,7 +66,7 @@ func run(ctx context.Context, args []string, out, errs io.Writer) int {
 	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
 	flags.SetOutput(errs)
 	flags.Uint64Var(&s.first, "seed", 1, "the first seed")
-	flags.Uint64Var(&s.seeds, "seeds", 0, "histories of each kind; 0 is 100 on one Redis, 30 on Sentinel and on a cluster, 50 on each kind of Postgres lock")
+	flags.Uint64Var(&s.seeds, "seeds", 0, "histories of each kind; 0 is 100 on one Redis, 30 on Sentinel and on a cluster, 50 on each kind of Postgres lock and on etcd")
 	flags.DurationVar(&s.length, "length", 0, "for how long a history has faults; 0 is 12 TTLs")
 	flags.IntVar(&s.trials, "trials", 20, "trials of each figure")
 	only := flags.String("only", "", "only the parts whose name matches this `regexp`")
@@ -82,7 +85,7 @@ func run(ctx context.Context, args []string, out, errs io.Writer) int {
 		if !chosen.MatchString(part.name) {
 			continue
 		}
-		fmt.Fprintf(out, "%s (%s, TTL %v)\n", part.name, time.Now().Format(time.DateOnly), ttl)
+		fmt.Fprintf(out, "%s (%s, TTL %v)\n", part.name, time.Now().Format(time.DateOnly), cmp.Or(part.ttl, ttl))
 		if err := part.run(ctx); err != nil {
 			fmt.Fprintf(errs, "%s: %v\n", part.name, err)
 			return 2
@@ -98,19 +101,20 @@ func run(ctx context.Context, args []string, out, errs io.Writer) int {
 type part struct {
 	name string
 	run  func(context.Context) error
+	ttl  time.Duration // 0: the usual one
 }
 
 func (s *soak) parts() []part {
 	return slices.Concat([]part{
-		{"controls", s.controls},
-		{"histories/redis", s.historiesOnRedis},
-		{"histories/sentinel", s.historiesOnSentinel},
-		{"histories/cluster", s.historiesOnCluster},
-		{"trials/redis", s.trialsOnRedis},
-		{"trials/sentinel", s.trialsOnSentinel},
-		{"trials/cluster", s.trialsOnCluster},
-		{"trials/replicas", s.trialsOfReplicas},
-	}, s.partsOnPostgres())
+		{name: "controls", run: s.controls},
+		{name: "histories/redis", run: s.historiesOnRedis},
+		{name: "histories/sentinel", run: s.historiesOnSentinel},
+		{name: "histories/cluster", run: s.historiesOnCluster},
+		{name: "trials/redis", run: s.trialsOnRedis},
+		{name: "trials/sentinel", run: s.trialsOnSentinel},
+		{name: "trials/cluster", run: s.trialsOnCluster},
+		{name: "trials/replicas", run: s.trialsOfReplicas},
+	}, s.partsOnPostgres(), s.partsOnEtcd())
 }
 
 // harness reaches a store by its URL.

@@ -29,21 +29,21 @@ func (s *soak) partsOnPostgres() []part {
 	var parts []part
 	for _, name := range postgresModes {
 		parts = append(parts,
-			part{"histories/postgres-" + name, func(ctx context.Context) error {
+			part{name: "histories/postgres-" + name, run: func(ctx context.Context) error {
 				return withPostgres(ctx, mode(name), func(h conformance.Harness) error { return s.histories(ctx, h, 50) })
 			}},
-			part{"trials/postgres-" + name, func(ctx context.Context) error {
+			part{name: "trials/postgres-" + name, run: func(ctx context.Context) error {
 				return withPostgres(ctx, mode(name), func(h conformance.Harness) error { return s.repeat(ctx, h, faultsOfOneServer) })
 			}},
-			part{"trials/postgres-vanished-" + name, func(ctx context.Context) error { return s.trialsOfVanishing(ctx, mode(name)) }},
-			part{"trials/postgres-tokens-" + name, func(ctx context.Context) error { return s.trialsOfTokens(ctx, mode(name)) }},
+			part{name: "trials/postgres-vanished-" + name, run: func(ctx context.Context) error { return s.trialsOfVanishing(ctx, mode(name)) }},
+			part{name: "trials/postgres-tokens-" + name, run: func(ctx context.Context) error { return s.trialsOfTokens(ctx, mode(name)) }},
 		)
 	}
 	return append(parts,
-		part{"histories/postgres-bouncer", func(ctx context.Context) error {
+		part{name: "histories/postgres-bouncer", run: func(ctx context.Context) error {
 			return s.withPgBouncer(ctx, func(h conformance.Harness) error { return s.histories(ctx, h, 50) })
 		}},
-		part{"trials/postgres-bouncer", func(ctx context.Context) error {
+		part{name: "trials/postgres-bouncer", run: func(ctx context.Context) error {
 			return s.withPgBouncer(ctx, func(h conformance.Harness) error { return s.repeat(ctx, h, faultsOfOneServer) })
 		}},
 	)

@@ -47,7 +47,7 @@ func StartCluster(ctx context.Context, cfg *ClusterConfig) (*Cluster, error) {
 	}
 	timeout := cmp.Or(cfg.NodeTimeout, time.Second)
 	conf := cfg.Redis.lines("cluster-enabled yes", fmt.Sprintf("cluster-node-timeout %d", timeout.Milliseconds()))
-	nodes, err := startAll(2*clusterMasters, func() (*Redis, error) { return startServer(ctx, conf) })
+	nodes, err := startAll(2*clusterMasters, func(int) (*Redis, error) { return startServer(ctx, conf) })
 	if err != nil {
 		return nil, err
 	}

@@ -93,7 +93,7 @@ func TestCluster_aSecondPortThatWasTakenIsNoticed(t *testing.T) {
 	require.NoError(t, err)
 	number, err := strconv.Atoi(port)
 	require.NoError(t, err)
-	l, err := net.Listen("tcp4", local(number+10_000))
+	l, err := net.Listen("tcp4", local(number+secondPort))
 	require.NoError(t, err)
 	defer l.Close()
 	require.ErrorIs(t, r.Restart(within(t)), errPortTaken)

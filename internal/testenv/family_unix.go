@@ -10,7 +10,10 @@ import (
 )
 
 func (p *process) pause() error {
-	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil || !p.family {
+	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	if err := awaitStop(p.pid()); err != nil || !p.family {
 		return err
 	}
 	// Stopped, it has no further children.
@@ -23,7 +26,11 @@ func (p *process) pause() error {
 			return err
 		}
 	}
-	return signalAll(children, syscall.SIGSTOP)
+	err = signalAll(children, syscall.SIGSTOP)
+	for _, child := range children {
+		err = errors.Join(err, awaitStop(child))
+	}
+	return err
 }
 
 func (p *process) resume() error {

@@ -6,21 +6,28 @@ import (
 )
 
 // each does something with all servers at once.
-func each(servers []*Redis, do func(i int, r *Redis) error) error {
+func each[S any](servers []S, do func(i int, s S) error) error {
 	errs := make([]error, len(servers))
 	var all sync.WaitGroup
-	for i, r := range servers {
-		all.Go(func() { errs[i] = do(i, r) })
+	for i, s := range servers {
+		all.Go(func() { errs[i] = do(i, s) })
 	}
 	all.Wait()
 	return errors.Join(errs...)
 }
 
+// member is a server of a group, or nil if it was never started.
+type member interface {
+	comparable
+	Addr() string
+	Stop() error
+}
+
 // startAll starts n servers at once, all of them or none.
-func startAll(n int, start func() (*Redis, error)) ([]*Redis, error) {
-	servers := make([]*Redis, n)
-	err := each(servers, func(i int, _ *Redis) (err error) {
-		servers[i], err = start()
+func startAll[S member](n int, start func(i int) (S, error)) ([]S, error) {
+	servers := make([]S, n)
+	err := each(servers, func(i int, _ S) (err error) {
+		servers[i], err = start(i)
 		return err
 	})
 	if err != nil {
@@ -30,19 +37,20 @@ func startAll(n int, start func() (*Redis, error)) ([]*Redis, error) {
 }
 
 // stopAll stops the servers, those that were never started excepted.
-func stopAll(servers []*Redis) error {
-	return each(servers, func(_ int, r *Redis) error {
-		if r == nil {
+func stopAll[S member](servers []S) error {
+	return each(servers, func(_ int, s S) error {
+		var none S
+		if s == none {
 			return nil
 		}
-		return r.Stop()
+		return s.Stop()
 	})
 }
 
-func addrs(servers []*Redis) []string {
+func addrs[S member](servers []S) []string {
 	all := make([]string, len(servers))
-	for i, r := range servers {
-		all[i] = r.Addr()
+	for i, s := range servers {
+		all[i] = s.Addr()
 	}
 	return all
 }

@@ -11,17 +11,25 @@ import (
 // wait for several servers, for 30 s at most. It is safe for concurrent use, and does
 // one thing at a time: to break a second server before the first is mended is an error.
 type InCharge struct {
-	find  func(ctx context.Context) (*server, error)
+	find  func(ctx context.Context) (breakable, error)
 	whole func(ctx context.Context) error
 
 	mu     sync.Mutex
-	broken *server
+	broken breakable
+}
+
+// breakable is one server of any kind.
+type breakable interface {
+	Pause() error
+	Resume() error
+	Kill() error
+	Restart(ctx context.Context) error
 }
 
 // InCharge is this server.
 func (s *server) InCharge() *InCharge {
 	return &InCharge{
-		find:  func(context.Context) (*server, error) { return s, nil },
+		find:  func(context.Context) (breakable, error) { return s, nil },
 		whole: func(context.Context) error { return nil },
 	}
 }
@@ -29,7 +37,7 @@ func (s *server) InCharge() *InCharge {
 // InCharge is the master.
 func (s *Sentinel) InCharge() *InCharge {
 	return &InCharge{
-		find:  func(ctx context.Context) (*server, error) { return asServer(s.Master(ctx)) },
+		find:  func(ctx context.Context) (breakable, error) { return s.Master(ctx) },
 		whole: s.AwaitReplicas,
 	}
 }
@@ -37,34 +45,54 @@ func (s *Sentinel) InCharge() *InCharge {
 // InCharge is the node that serves key.
 func (c *Cluster) InCharge(key string) *InCharge {
 	return &InCharge{
-		find:  func(ctx context.Context) (*server, error) { return asServer(c.MasterFor(ctx, key)) },
+		find:  func(ctx context.Context) (breakable, error) { return c.MasterFor(ctx, key) },
 		whole: c.AwaitOK,
 	}
 }
 
-func asServer(r *Redis, err error) (*server, error) {
-	if err != nil {
-		return nil, err
+// InCharge is the leader.
+func (c *EtcdCluster) InCharge() *InCharge {
+	return &InCharge{
+		find:  func(ctx context.Context) (breakable, error) { return c.Leader(ctx) },
+		whole: c.AwaitOK,
 	}
-	return &r.server, nil
 }
 
 // Pause stops the server in its tracks.
-func (i *InCharge) Pause(ctx context.Context) error { return i.breakBy(ctx, (*server).Pause) }
+func (i *InCharge) Pause(ctx context.Context) error { return i.breakBy(ctx, breakable.Pause) }
 
 // Kill ends the server at once.
-func (i *InCharge) Kill(ctx context.Context) error { return i.breakBy(ctx, (*server).Kill) }
+func (i *InCharge) Kill(ctx context.Context) error { return i.breakBy(ctx, breakable.Kill) }
+
+// CutOff separates the server from its peers, but not from its clients. Only members of an
+// EtcdCluster can be cut off: for others the error matches errors.ErrUnsupported.
+func (i *InCharge) CutOff(ctx context.Context) error {
+	return i.breakBy(ctx, func(s breakable) error { return onEtcd(s, (*Etcd).CutOff) })
+}
 
 // Resume lets the server that was paused go on, and waits until all servers are
 // again what they have to be to each other.
-func (i *InCharge) Resume(ctx context.Context) error { return i.mendBy(ctx, (*server).Resume) }
+func (i *InCharge) Resume(ctx context.Context) error { return i.mendBy(ctx, breakable.Resume) }
 
 // Restart starts the server that was killed, and waits as Resume does.
 func (i *InCharge) Restart(ctx context.Context) error {
-	return i.mendBy(ctx, func(s *server) error { return s.Restart(ctx) })
+	return i.mendBy(ctx, func(s breakable) error { return s.Restart(ctx) })
 }
 
-func (i *InCharge) breakBy(ctx context.Context, how func(*server) error) error {
+// Reconnect lets the server that was cut off reach its peers, and waits as Resume does.
+func (i *InCharge) Reconnect(ctx context.Context) error {
+	return i.mendBy(ctx, func(s breakable) error { return onEtcd(s, (*Etcd).Reconnect) })
+}
+
+func onEtcd(s breakable, do func(*Etcd) error) error {
+	e, ok := s.(*Etcd)
+	if !ok {
+		return errors.ErrUnsupported
+	}
+	return do(e)
+}
+
+func (i *InCharge) breakBy(ctx context.Context, how func(breakable) error) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.broken != nil {
@@ -74,11 +102,14 @@ func (i *InCharge) breakBy(ctx context.Context, how func(*server) error) error {
 	if err != nil {
 		return err
 	}
-	i.broken = s
-	return how(s)
+	err = how(s)
+	if !errors.Is(err, errors.ErrUnsupported) {
+		i.broken = s
+	}
+	return err
 }
 
-func (i *InCharge) mendBy(ctx context.Context, how func(*server) error) error {
+func (i *InCharge) mendBy(ctx context.Context, how func(breakable) error) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.broken == nil {

@@ -17,6 +17,7 @@ func TestInCharge_breaksOneServerAtATimeAndMendsIt(t *testing.T) {
 	t.Parallel()
 	r := start(t, nil)
 	p := startPg(t, &PostgresConfig{Fast: true})
+	e := startOneEtcd(t, nil)
 	for name, s := range map[string]struct {
 		*InCharge
 		ping func(context.Context) error
@@ -24,11 +25,14 @@ func TestInCharge_breaksOneServerAtATimeAndMendsIt(t *testing.T) {
 	}{
 		"Redis":    {r.InCharge(), r.Ping, r.PID},
 		"Postgres": {p.InCharge(), p.Ping, p.PID},
+		"etcd":     {e.InCharge(), e.Ping, e.PID},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			require.Error(t, s.Resume(within(t)), "nothing is broken")
 			require.Error(t, s.Restart(within(t)), "nothing is broken")
+			require.ErrorIs(t, s.CutOff(within(t)), errors.ErrUnsupported)
+			require.Error(t, s.Reconnect(within(t)), "nothing is broken")
 
 			require.NoError(t, s.Pause(within(t)))
 			silent, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)

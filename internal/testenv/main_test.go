@@ -20,6 +20,7 @@ const (
 	ownsPostgres       = "postgres"
 	ownsPausedPostgres = "paused postgres"
 	ownsNamespace      = "namespace"
+	ownsEtcd           = "etcd"
 )
 
 func TestMain(m *testing.M) {
@@ -50,6 +51,12 @@ func startOwned(kind string) (at string, pid int, err error) {
 			return "", 0, err
 		}
 		return r.addr, r.PID(), nil
+	case ownsEtcd:
+		e, err := StartEtcd(ctx, nil)
+		if err != nil {
+			return "", 0, err
+		}
+		return e.addr, e.PID(), nil
 	case ownsNamespace:
 		n, err := StartNamespace(ctx)
 		if err != nil {

@@ -14,17 +14,21 @@ const portTries = 10
 // errPortTaken: another process bound the port first.
 var errPortTaken = errors.New("port is taken")
 
-// freePort finds a port of 127.0.0.1 that nobody listens on, and nobody on the one
-// 10,000 above it, the second port of a Redis in cluster mode: ours are never some
-// other server's second one. Both keep below the ports that systems give to outgoing
-// connections (Linux: from 32768). One of those could be taken, while the server is
-// down, by the very client that tries to reach it, and Restart would fail.
+// secondPort is how far above a server's port its second one is, on which a Redis in cluster
+// mode and an etcd speak to their like.
+const secondPort = 10_000
+
+// freePort finds a port of 127.0.0.1 that nobody listens on, and nobody on the second one
+// that goes with it: ours are never some other server's second one. Both keep below the
+// ports that systems give to outgoing connections (Linux: from 32768). One of those could
+// be taken, while the server is down, by the very client that tries to reach it, and
+// Restart would fail.
 func freePort() (int, error) {
-	const lowest, count = 10_000, 10_000
+	const lowest, count = 10_000, secondPort
 	var err error
 	for range portTries {
 		port := lowest + rand.IntN(count)
-		if err = errors.Join(free(port), free(port+count)); err == nil {
+		if err = errors.Join(free(port), free(port+secondPort)); err == nil {
 			return port, nil
 		}
 	}

@@ -251,11 +251,15 @@ func TestAnyRedis_startsAServerUnlessOneWasGiven(t *testing.T) {
 }
 
 // stopLeavesNothing stops servers, of which one is paused and one was killed.
-func stopLeavesNothing(t *testing.T, tmp string, servers []*Redis, stop func() error) {
+func stopLeavesNothing[S interface {
+	PID() int
+	Kill() error
+	Pause() error
+}](t *testing.T, tmp string, servers []S, stop func() error) {
 	t.Helper()
 	var pids []int
-	for _, r := range servers {
-		pids = append(pids, r.PID())
+	for _, s := range servers {
+		pids = append(pids, s.PID())
 	}
 	require.NoError(t, servers[0].Kill())
 	require.NoError(t, servers[len(servers)-1].Pause())

@@ -82,7 +82,7 @@ func (s *Sentinel) start(ctx context.Context, cfg *SentinelConfig) error {
 		return err
 	}
 	s.data = []*Redis{master}
-	replicas, err := startAll(cfg.Replicas, func() (*Redis, error) { return StartReplica(ctx, master, &cfg.Redis) })
+	replicas, err := startAll(cfg.Replicas, func(int) (*Redis, error) { return StartReplica(ctx, master, &cfg.Redis) })
 	if err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (s *Sentinel) start(ctx context.Context, cfg *SentinelConfig) error {
 		fmt.Sprintf("sentinel down-after-milliseconds %s %d", masterName, cfg.DownAfter.Milliseconds()),
 		fmt.Sprintf("sentinel failover-timeout %s %d", masterName, cfg.FailoverTimeout.Milliseconds()),
 	}
-	s.sentinels, err = startAll(sentinels, func() (*Redis, error) { return startServer(ctx, conf, "--sentinel") })
+	s.sentinels, err = startAll(sentinels, func(int) (*Redis, error) { return startServer(ctx, conf, "--sentinel") })
 	if err != nil {
 		return err
 	}

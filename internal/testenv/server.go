@@ -38,6 +38,7 @@ type server struct {
 	dir      string // empty for a server that was given
 	program  program
 	cmd      []string // how to start it, there
+	env      []string // what its environment has besides this process'
 	as       *account // who runs it
 	answers  func(context.Context) error
 	leftover func() error // removes what a killed one leaves outside of dir; may be nil
@@ -183,7 +184,7 @@ func (s *server) spawn(command []string, family bool) (*process, error) {
 	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Dir = s.dir
 	// What it says is read here: in English.
-	cmd.Env = append(os.Environ(), "LC_ALL=C")
+	cmd.Env = slices.Concat(os.Environ(), []string{"LC_ALL=C"}, s.env)
 	cmd.Stdout, cmd.Stderr = log, log
 	s.as.run(cmd)
 	return startProcess(cmd, family)
@@ -208,7 +209,7 @@ func (s *server) awaitReady(ctx context.Context, proc *process) error {
 			return fmt.Errorf("%w; it said:\n%s", context.Cause(ctx), s.log())
 		case <-proc.exited:
 			log := s.log()
-			if strings.Contains(log, "Address already in use") {
+			if strings.Contains(strings.ToLower(log), "address already in use") {
 				return errPortTaken
 			}
 			return fmt.Errorf("it ended and said:\n%s", log)

@@ -6,8 +6,9 @@
 // over: StartSentinel and StartCluster. Each server in them is a *Redis, which can be
 // paused, killed and restarted by itself.
 //
-// StartPostgres, StartPostgresStandby and StartPgBouncer do the same for Postgres.
-// StartNamespace is a network from which a client can vanish.
+// StartPostgres, StartPostgresStandby and StartPgBouncer do the same for Postgres, and
+// StartEtcd and StartEtcdCluster for etcd, of whose members one can also be cut off from
+// the others. StartNamespace is a network from which a client can vanish.
 //
 // It does not import testing. A test needs three lines:
 //

@@ -1,4 +1,4 @@
-package locker
+package suspend
 
 import (
 	"runtime"
@@ -10,7 +10,7 @@ import (
 )
 
 // What is taken for sleep shortens a lock for good.
-func TestMachineSleep_isNotAThreadThatHadToWait(t *testing.T) { // H2
+func TestTotal_isNotAThreadThatHadToWait(t *testing.T) { // H2
 	var done atomic.Bool
 	defer done.Store(true)
 	for range 4 * runtime.GOMAXPROCS(0) {
@@ -21,8 +21,8 @@ func TestMachineSleep_isNotAThreadThatHadToWait(t *testing.T) { // H2
 			}
 		}()
 	}
-	first := machineSleep()
+	first := Total()
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {
-		require.InDelta(t, first, machineSleep(), float64(sleepJitter))
+		require.InDelta(t, first, Total(), float64(Jitter))
 	}
 }

@@ -1,4 +1,4 @@
-package locker
+package suspend
 
 import (
 	"time"
@@ -6,16 +6,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machineSleep returns how long the machine has been suspended since it started.
-// Go's monotonic clock is CLOCK_MONOTONIC, which stands still meanwhile, while a
+// Total returns how long the machine has been suspended since it started. Go's monotonic clock is CLOCK_MONOTONIC, which stands still meanwhile, while a
 // store's leases run on; CLOCK_BOOTTIME counts it (clock_gettime(2)).
 //
 // The two are not read at one instant, and a thread that is stopped in between would look
 // like a machine that was. So one clock is read on both sides of the other, again if need be.
-func machineSleep() time.Duration {
+func Total() time.Duration {
 	const most = 10
 	slept, within := sleepSeen()
-	for n := 1; n < most && within >= sleepJitter; n++ {
+	for n := 1; n < most && within >= Jitter; n++ {
 		if s, w := sleepSeen(); w < within {
 			slept, within = s, w
 		}
