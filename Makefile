@@ -15,7 +15,7 @@ ETCD         := .bin/etcd-$(ETCD_VERSION) .bin/etcdctl-$(ETCD_VERSION)
 CROSS := darwin/arm64 windows/amd64 linux/386
 
 # Packages with goroutines of their own, for test-repeat, and how often.
-REPEAT ?= . ./memlock ./redislock ./pglock ./internal/testenv
+REPEAT ?= . ./memlock ./redislock ./pglock ./etcdlock ./conformance ./internal/testenv
 COUNT  ?= 20
 
 # Which benchmarks.
@@ -32,11 +32,11 @@ help: ## Lists the targets.
 test: deps lint cross $(GOTESTSUM) ## Everything: deps, lint, cross, and all tests with -race on real servers; lists what was skipped.
 	@# Tests wait for leases more than they work: three packages run at a time, and those that
 	@# take longest begin first, so that the others run beside them.
-	LOCKER_TEST_REQUIRE=1 $(GOTESTSUM) --format standard-quiet -- -race -count=1 -p=3 -timeout=15m ./redislock ./pglock ./...
+	LOCKER_TEST_REQUIRE=1 $(GOTESTSUM) --format standard-quiet -- -race -count=1 -p=3 -timeout=15m ./pglock ./redislock ./etcdlock ./...
 
 .PHONY: test-repeat
 test-repeat: deps ## Runs the tests of REPEAT (packages) COUNT times with -race, in search of a flake.
-	LOCKER_TEST_REQUIRE=1 $(GO) test -race -count=$(COUNT) -timeout=1h $(REPEAT)
+	LOCKER_TEST_REQUIRE=1 $(GO) test -race -count=$(COUNT) -timeout=6h $(REPEAT)
 
 .PHONY: bench
 bench: deps ## Runs the benchmarks that match BENCH.
