@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -24,9 +25,12 @@ type conns struct {
 // conn knows when something was read from it last.
 type conn struct {
 	net.Conn
-	of    *conns
-	heard atomic.Pointer[time.Time]
+	of      *conns
+	heard   atomic.Pointer[time.Time]
+	dropped atomic.Bool
 }
+
+var errSilent = errors.New("etcdlock: no answer from the server: its connection was given up")
 
 func (cs *conns) dial(ctx context.Context, address string) (net.Conn, error) {
 	made, err := cs.dialer(ctx, "tcp", address)
@@ -53,6 +57,7 @@ func (cs *conns) drop(sent time.Time) {
 	}
 	cs.mu.Unlock()
 	for _, c := range silent {
+		c.dropped.Store(true)
 		_ = c.Close()
 	}
 }
@@ -65,6 +70,9 @@ func (c *conn) note() {
 func (c *conn) Read(p []byte) (n int, err error) {
 	if n, err = c.Conn.Read(p); n > 0 {
 		c.note()
+	}
+	if err != nil && c.dropped.Load() {
+		err = errSilent
 	}
 	return n, err
 }

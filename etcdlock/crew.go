@@ -37,6 +37,6 @@ func (c *crew) close(ctx context.Context) error {
 	case <-done:
 		return nil
 	case <-ctx.Done():
-		return errors.New("etcdlock: requests, or the ends of leases, are still under way")
+		return errors.New("etcdlock: requests, or the ends of leases, have no answer yet: a lock that they leave ends with its TTL")
 	}
 }

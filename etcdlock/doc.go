@@ -1,6 +1,13 @@
 // Package etcdlock keeps locks in etcd, 3.5.13 or later, on leases.
 //
-//	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"localhost:2379"}})
+//	client, err := clientv3.New(clientv3.Config{
+//		Endpoints:         []string{"localhost:2379"},
+//		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 2 * time.Second,
+//		Logger:            zap.NewNop(), // else it logs each request that fails
+//	})
+//	if err != nil {
+//		return err
+//	}
 //	l, err := etcdlock.New(client, nil)
 //	if err != nil {
 //		return err
@@ -15,8 +22,9 @@
 //
 //	l, err := locker.Open(ctx, "etcd://host1:2379,host2:2379,host3:2379/app/")
 //
-// The path, without its first slash, is the Prefix; without one it is [DefaultPrefix]. User and
-// password stand before the hosts. tls=true encrypts; tls_ca, tls_cert and tls_key name files,
+// The path, without its first slash, is the Prefix; without one it is [DefaultPrefix]. It had
+// better end with a slash: /app is also the beginning of /app2. User and password stand before
+// the hosts. ttl is Config.TTL. tls=true encrypts; tls_ca, tls_cert and tls_key name files,
 // tls_server_name the name in the server's certificate, min_ttl is Config.MinTTL.
 //
 // # The entries
@@ -65,7 +73,8 @@
 // for each 128 of them that looks whether they are still there. That is the blast radius: if
 // the lease ends, because it was revoked or could not be renewed in time, all of its locks are
 // lost together. One entry for each lease is watched, and goes with it: holders hear of that at
-// once. A lock that is put on a lease lives from the last renewal of the lease; if that was
+// once. Its name is the prefix, %!lease/ and the id of the lease: whoever deletes it ends those
+// locks. A lock that is put on a lease lives from the last renewal of the lease; if that was
 // more than a third of the TTL ago, the lease is renewed first.
 //
 // A lock has the TTL of its lease: Extend takes no other, and a Locker has locks of at most
@@ -93,9 +102,9 @@
 //
 // What is wrapped around the parts of a client, such as clientv3/namespace, is passed by: its
 // connection is used. A client of one's own should set DialKeepAliveTime and
-// DialKeepAliveTimeout, so that a connection that has silently died is given up; locker.Open
-// sets them, and gives up connections on which a request had no answer. The user of the client
-// needs to read and to write the keys that begin with Prefix, and for leases no right of its
-// own. The client logs in again for each renewal of a lease, which is a write and costs the
-// server a password's hash.
+// DialKeepAliveTimeout, as above, so that a connection that has silently died is given up;
+// locker.Open sets them, and gives up connections on which a request had no answer. The user of
+// the client needs to read and to write the keys that begin with Prefix, and for leases no
+// right of its own. The client logs in again for each renewal of a lease, which is a write and
+// costs the server a password's hash.
 package etcdlock

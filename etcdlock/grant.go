@@ -182,7 +182,7 @@ func (b *backend) RenewAll(ctx context.Context, renewals []locker.Renewal, answe
 					case lookErr != nil:
 						answer(i, locker.Lease{}, lookErr)
 					case !there[at]:
-						answer(i, locker.Lease{}, &locker.LostError{Reason: locker.ReasonExpired})
+						answer(i, locker.Lease{}, errGone())
 					case err != nil:
 						answer(i, locker.Lease{}, err)
 					default:
@@ -227,7 +227,7 @@ func (b *backend) look(ctx context.Context, renewals []locker.Renewal, indices [
 func (g *grant) Release(ctx context.Context) error {
 	there, err := g.delete(ctx)
 	if err == nil && !there {
-		return &locker.LostError{Reason: locker.ReasonExpired}
+		return errGone()
 	}
 	return err
 }

@@ -146,8 +146,13 @@ func (l *lease) removed(note string) {
 	}
 	l.mu.Unlock()
 	if lost != nil {
-		l.b.report(lost.key, lost.owner, &locker.LostError{Reason: locker.ReasonExpired})
+		l.b.report(lost.key, lost.owner, errGone())
 	}
+}
+
+// errGone is the loss of an entry that is not in the store, though its lease may live.
+func errGone() error {
+	return &locker.LostError{Reason: locker.ReasonExpired, Err: errors.New("etcdlock: the entry is gone from the store: removed by an operator, perhaps")}
 }
 
 // removal is what the sentinel of a lease is set to when an operator has removed an entry.
@@ -463,14 +468,19 @@ func (l *lease) end(err error) {
 }
 
 // revoke ends the lease in the store, if it has not ended there, and repeats that until it
-// is done or the lease has ended by itself.
+// is done or the lease has ended by itself. It looks first: a client may log what is refused.
 func (l *lease) revoke() {
 	ctx, cancel := context.WithTimeout(l.b.last, l.ttl)
 	defer cancel()
 	for again := rewatchAfter; ; again = min(2*again, time.Second) {
-		_, err := send(ctx, &l.b.requester, func(ctx context.Context) (*clientv3.LeaseRevokeResponse, error) {
-			return l.b.lessor.Revoke(ctx, l.id)
+		seen, err := send(ctx, &l.b.requester, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+			return l.b.lessor.TimeToLive(ctx, l.id)
 		})
+		if err == nil && seen.TTL >= 0 {
+			_, err = send(ctx, &l.b.requester, func(ctx context.Context) (*clientv3.LeaseRevokeResponse, error) {
+				return l.b.lessor.Revoke(ctx, l.id)
+			})
+		}
 		if err == nil || errors.Is(err, rpctypes.ErrLeaseNotFound) || isPermanent(err) || !pause(ctx, again) {
 			return
 		}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -55,7 +56,10 @@ func open(ctx context.Context, u *url.URL, cfg locker.OpenConfig) (locker.Locker
 		}
 	}
 	if len(query) > 0 {
-		return nil, invalidf("the URL's query: known are %s", parameters)
+		return nil, invalidf("the URL's query: a parameter is unknown; known are ttl, %s", parameters)
+	}
+	if password, _ := u.User.Password(); (u.User.Username() == "") != (password == "") {
+		return nil, invalidf("the URL has a user or a password, and not both: its client would not log in")
 	}
 	endpoints, err := endpoints(u.Host)
 	if err != nil {
@@ -159,6 +163,9 @@ func endpoints(hosts string) ([]string, error) {
 		}
 		if port == "" {
 			port = defaultPort
+		}
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return nil, invalidf("the URL's hosts: %s is no port", port)
 		}
 		found = append(found, net.JoinHostPort(name, port))
 	}

@@ -32,7 +32,7 @@ func TestOpen_refusesWhatItDoesNotKnowAndShowsNoSecrets(t *testing.T) { // House
 		"etcd://u:secret@localhost/#x", "etcd://u:secret@localhost/?prefix=x", "etcd://u:secret@localhost/?tls=yes",
 		"etcd://u:secret@localhost/?tls_ca=x", "etcd://u:secret@localhost/?tls=false&tls_server_name=x",
 		"etcd://u:secret@localhost/?tls=true&tls_ca=/nowhere", "etcd://u:secret@localhost/?tls=true&tls_cert=/nowhere",
-		"etcd://u:secret@a,::1/", "etcd://u:secret@localhost/?min_ttl=x", "etcd://u:secret@localhost/?min_ttl=500ms", "etcd://u:secret@localhost/" + strings.Repeat("x", 513), "etcd://u:secret@localhost/%00",
+		"etcd://u:secret@a,::1/", "etcd://u:secret@localhost/?min_ttl=x", "etcd://u:secret@localhost:99999", "etcd://:secret@localhost", "etcd://u:secret@localhost/?min_ttl=500ms", "etcd://u:secret@localhost/" + strings.Repeat("x", 513), "etcd://u:secret@localhost/%00",
 	} {
 		_, err := locker.Open(t.Context(), url)
 		require.ErrorIs(t, err, locker.ErrInvalid, url)
