@@ -27,8 +27,7 @@ import (
 
 // One server is judged by all cases. Every other deployment is judged by those that
 // could end differently there, because the rest would cost minutes and prove nothing.
-// To servers another process is another client, and those are in all runs. Those that
-// count no goroutines run beside others: they wait more than they work.
+// To servers another process is another client, and those are in all runs.
 
 func TestConformance(t *testing.T) {
 	(&store{prefix: "conformance-" + rand.Text() + ":", connect: single, start: func(ctx context.Context) (servers, error) {
@@ -47,7 +46,6 @@ func TestConformance(t *testing.T) {
 // Behind Sentinel there is one server, until something breaks. Left out is how locks
 // are given back in an outage: a release takes the way of a grant.
 func TestConformance_sentinel(t *testing.T) {
-	t.Parallel()
 	(&store{connect: failover, only: of("GHW", uses(network|broken)), start: func(ctx context.Context) (servers, error) {
 		srv, err := testenv.StartSentinel(ctx, &testenv.SentinelConfig{Redis: durable})
 		if err != nil {
@@ -81,7 +79,6 @@ const username, password = "locker", "secret"
 
 // Here they are in one slot, so that the node that breaks is theirs.
 func TestConformance_clusterNode(t *testing.T) {
-	t.Parallel()
 	const tag = "{tag}"
 	(&store{prefix: tag, connect: cluster, only: uses(broken), start: func(ctx context.Context) (servers, error) {
 		srv, err := testenv.StartCluster(ctx, &testenv.ClusterConfig{Redis: durable})
