@@ -84,14 +84,14 @@ func (b *backend) newLease(ctx context.Context, ttl time.Duration) (*lease, erro
 		l.revoke()
 		return nil, locker.Permanent(locker.ErrClosed)
 	}
-	put, err := send(ctx, &b.requester, func(ctx context.Context) (*clientv3.PutResponse, error) {
+	_, err = send(ctx, &b.requester, func(ctx context.Context) (*clientv3.PutResponse, error) {
 		return b.kv.Put(ctx, l.sentinel(), "", clientv3.WithLease(l.id))
 	})
 	if err != nil {
 		l.end(failed(err))
 		return nil, failed(err)
 	}
-	b.crew.start(func() { l.watch(put.Header.Revision + 1) })
+	b.crew.start(l.watch)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.rest() // who asked for it may have left
@@ -104,35 +104,38 @@ var errEnded = errors.New("etcdlock: the lease has ended")
 
 // watch ends the lease as soon as the server has: then its sentinel goes. An entry that an
 // operator removes is named there. It returns when the lease has ended.
-func (l *lease) watch(from int64) {
-	for l.ctx.Err() == nil {
-		l.b.watch(l.ctx, l.sentinel(), from, func(seen clientv3.WatchResponse) bool {
+//
+// One look tells what happened before the watch.
+func (l *lease) watch() {
+	for {
+		l.b.watch(l.ctx, l.sentinel(), func(seen clientv3.WatchResponse) (enough bool) {
 			for _, event := range seen.Events {
 				if event.Type == clientv3.EventTypeDelete {
 					l.end(errEnded)
 				} else {
 					l.removed(string(event.Kv.Value))
 				}
-				from = event.Kv.ModRevision + 1
 			}
-			return false
-		})
+			return seen.Created && !l.exists()
+		}, clientv3.WithCreatedNotify())
 		// The watch has ended, of which its client has no more to say: a member without a
-		// leader, a revision that was compacted.
+		// leader, for example.
 		if !pause(l.ctx, rewatchAfter) {
 			return
 		}
-		seen, err := send(l.ctx, &l.b.requester, func(ctx context.Context) (*clientv3.GetResponse, error) {
-			return l.b.kv.Get(ctx, l.sentinel(), clientv3.WithCountOnly())
-		})
-		switch {
-		case err != nil:
-		case seen.Count == 0:
-			l.end(errEnded)
-		default:
-			from = seen.Header.Revision + 1
-		}
 	}
+}
+
+// exists looks whether the sentinel is in the store, and ends the lease if not. It returns false
+// if that is not known, too.
+func (l *lease) exists() bool {
+	seen, err := send(l.ctx, &l.b.requester, func(ctx context.Context) (*clientv3.GetResponse, error) {
+		return l.b.kv.Get(ctx, l.sentinel(), clientv3.WithCountOnly())
+	})
+	if err == nil && seen.Count == 0 {
+		l.end(errEnded)
+	}
+	return err == nil && seen.Count > 0
 }
 
 // removed reports the loss of the entry that the sentinel names.

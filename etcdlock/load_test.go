@@ -37,7 +37,7 @@ func TestLoad_anUncontendedCycleIsTwoRequests(t *testing.T) {
 		require.NoError(t, k.Release(t.Context()))
 	}
 	cycle() // makes the lease
-	require.Eventually(t, func() bool { return requests() == 5 }, soon, time.Millisecond, "grant, sentinel, watch, and the cycle")
+	require.Eventually(t, func() bool { return requests() == 6 }, soon, time.Millisecond, "grant, sentinel, watch and look, and the cycle")
 	before := requests()
 	for range 100 {
 		cycle()
@@ -65,9 +65,9 @@ func TestLoad_twoHundredWaitersOfAKeyAreOne(t *testing.T) { // W2, W1
 	}
 	looker := connect(t, srv.Addr())
 	require.Eventually(t, func() bool { return len(entries(t, looker)) == 2 }, soon, time.Millisecond)
-	// The lease, its sentinel and its watch; an attempt, and how long the holder has; the place,
-	// and the watch of the entry ahead with a look at it.
-	const begun = 8
+	// The lease, its sentinel, and the watch of that with a look at it; an attempt, and how long
+	// the holder has; the place, and the watch of the entry ahead with a look at it.
+	const begun = 9
 	require.Eventually(t, func() bool { return requests() == begun }, soon, time.Millisecond)
 	const measured = unseen - 3*time.Second // before the next look, for which there is time
 	time.Sleep(measured)

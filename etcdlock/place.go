@@ -154,12 +154,11 @@ func (p *place) stopWaiting() {
 
 // deleted blocks until an entry is gone. It returns false if ctx ends before.
 //
-// The watch begins with what happens from now on, and one look tells what happened before
-// that: a server has a watch that begins in the past wait for up to 100 ms first.
+// One look tells what happened before the watch.
 func (b *backend) deleted(ctx context.Context, name string, rev int64) bool {
 	for {
 		gone := false
-		b.watch(ctx, name, 0, func(seen clientv3.WatchResponse) bool {
+		b.watch(ctx, name, func(seen clientv3.WatchResponse) bool {
 			gone = len(seen.Events) > 0 || seen.Created && !b.there(ctx, name, rev)
 			return gone
 		}, clientv3.WithFilterPut(), clientv3.WithCreatedNotify())

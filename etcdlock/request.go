@@ -51,17 +51,20 @@ func (r *requester) use(client *clientv3.Client) {
 
 func (r *requester) close() error { return errors.Join(r.watcher.Close(), r.lessor.Close()) }
 
-// watch hands out what happens to a key, from a revision on, or from now on if that is 0. It
-// returns when the watch has ended, with ctx or by itself, or when see says that it is enough.
+// watch hands out what happens to a key from now on. It returns when the watch has ended, with
+// ctx or by itself, or when see says that it is enough.
+//
+// A watch that began in the past would be told what is new only after up to 100 ms: so long the
+// server leaves those that have to catch up.
 //
 // The watches of a client share a stream, and with it the login that it was opened with. When that
 // has run out, no new watch is taken on it: the next ones go by another, which logs in.
-func (r *requester) watch(ctx context.Context, key string, from int64, see func(clientv3.WatchResponse) (enough bool), opts ...clientv3.OpOption) {
+func (r *requester) watch(ctx context.Context, key string, see func(clientv3.WatchResponse) (enough bool), opts ...clientv3.OpOption) {
 	login := r.logins.Load()
 	ctx = metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx), "locker-login", strconv.FormatInt(login, 10))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	for seen := range r.watcher.Watch(ctx, key, append(opts, clientv3.WithRev(from))...) {
+	for seen := range r.watcher.Watch(ctx, key, opts...) {
 		if err := seen.Err(); err != nil && slices.ContainsFunc(loginsOver, func(one error) bool { return strings.Contains(err.Error(), one.Error()) }) {
 			r.logins.CompareAndSwap(login, login+1)
 		}
