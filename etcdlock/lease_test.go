@@ -107,10 +107,9 @@ func TestBackend_closeLeavesNoLease(t *testing.T) { // House, C118
 	c := connect(t, startServer(t).Addr())
 	b, err := newBackend(c, &Config{Leases: 3})
 	require.NoError(t, err)
-	for range 9 {
+	for len(leases(t, c)) < 3 { // each key has one of them, by chance
 		take(t, b, request(uuid.NewString(), time.Hour))
 	}
-	require.Len(t, leases(t, c), 3)
 	require.NoError(t, b.Close(context.Background()))
 	require.Empty(t, leases(t, c))
 	require.Empty(t, entries(t, c))
