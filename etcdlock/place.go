@@ -75,13 +75,9 @@ func (p *place) queue(ctx context.Context) error {
 			return failed(err)
 		case err != nil:
 			l.resign()
-			p.mu.Lock()
-			p.doubt = err
-			p.mu.Unlock()
+			p.unsure(err)
 		case !answer.Succeeded: // an earlier one has arrived
-			p.mu.Lock()
-			p.doubt = errThere
-			p.mu.Unlock()
+			p.unsure(errThere)
 		default:
 			e.create(answer.Header.Revision)
 			if ahead := kvs(answer, 0); len(ahead) > 0 {
@@ -95,6 +91,13 @@ func (p *place) queue(ctx context.Context) error {
 		p.call()
 		return nil
 	}
+}
+
+// unsure notes why it is open whether the entry is in the store.
+func (p *place) unsure(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.doubt = err
 }
 
 // admit makes e the place's entry, unless it was given up.

@@ -75,17 +75,18 @@ func (r *requester) watch(ctx context.Context, key string, see func(clientv3.Wat
 }
 
 // prompt is a client's connection on which requests fail while there is none to any member. The
-// client itself has them wait for one, and repeats them: then nobody learns what is wrong.
+// client itself has them wait for one, and repeats them: then nobody learns what is wrong. Options
+// that calls share are not written into.
 type prompt struct{ *grpc.ClientConn }
 
 // Invoke implements grpc.ClientConnInterface.
 func (c prompt) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	return c.ClientConn.Invoke(ctx, method, args, reply, append(opts, grpc.WaitForReady(false))...)
+	return c.ClientConn.Invoke(ctx, method, args, reply, append(slices.Clip(opts), grpc.WaitForReady(false))...)
 }
 
 // NewStream implements grpc.ClientConnInterface.
 func (c prompt) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	return c.ClientConn.NewStream(ctx, desc, method, append(opts, grpc.WaitForReady(false))...)
+	return c.ClientConn.NewStream(ctx, desc, method, append(slices.Clip(opts), grpc.WaitForReady(false))...)
 }
 
 // send makes one request. If a member cannot answer it, others are asked.
